@@ -1,0 +1,7 @@
+"""`python -m paceline.cli`: the same as the `paceline` command."""
+
+import sys
+
+from paceline.cli.main import main
+
+sys.exit(main())

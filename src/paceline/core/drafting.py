@@ -1,0 +1,103 @@
+"""How a drafter picks tokens from its own logits: it is handed a `DraftSampler` and decides nothing itself.
+
+Which kind depends on the request and the rule: a greedy request takes the arg-max, a coupled one races the
+draft's distribution on the target's noise, the others sample without replacement and keep the distribution.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from paceline.core.path import PathSampler
+from paceline.core.proposal import Row
+from paceline.core.rng import Draws, without_replacement
+from paceline.core.rows import fit_vocabulary, normalised, top_ids
+from paceline.core.sampling import NoTokenAllowedError, adjusted_logits
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Siblings in draw order, and the row [V] they were sampled from if the rule needs it."""
+
+    tokens: tuple[int, ...]
+    probs: Row | None = None
+
+
+class DraftSampler(Protocol):
+    """Picks drafted tokens after one path."""
+
+    def draw(self, logits: Tensor, k: int = 1) -> Draw:
+        """Up to k distinct siblings from the draft's logits; ids the target lacks are never drawn.
+
+        `logits` [V_draft] may be longer or shorter than the target's vocabulary (padding). Fewer than k come
+        back, or none, where fewer are possible. Raises BadLogitsError on NaN.
+        """
+
+    def advance(self, *tokens: int) -> Self:
+        """The sampler after `tokens`, for the next level."""
+
+
+@dataclass(frozen=True, slots=True)
+class TopDrafts:
+    """The k likeliest tokens: point masses."""
+
+    path: PathSampler
+
+    def draw(self, logits: Tensor, k: int = 1) -> Draw:
+        path = self.path
+        logits = fit_vocabulary(logits, path.vocab_size)
+        allowed = path.constraint.allowed(path.state)
+        try:
+            row = adjusted_logits(logits, path.params, path.history, path.end_tokens, allowed)
+        except NoTokenAllowedError:
+            return Draw(())
+        ids = top_ids(row, k) if k > 1 else row.argmax().view(1)
+        possible = ids[row[ids] > -torch.inf].tolist()
+        return Draw(tuple(possible))
+
+    def advance(self, *tokens: int) -> "TopDrafts":
+        return TopDrafts(self.path.advance(*tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class CoupledDrafts:
+    """The first k finishers of the race the target will run: same noise, the draft's weights."""
+
+    path: PathSampler
+
+    def draw(self, logits: Tensor, k: int = 1) -> Draw:
+        weights = _weights(self.path, logits)
+        if weights is None:
+            return Draw(())
+        noise = self.path.noise
+        return Draw((noise.race(weights),) if k == 1 else tuple(noise.race_top(weights, k)))
+
+    def advance(self, *tokens: int) -> "CoupledDrafts":
+        return CoupledDrafts(self.path.advance(*tokens))
+
+
+@dataclass(frozen=True, slots=True)
+class SampledDrafts:
+    """Sampled without replacement with a chance of their own; the row goes along for the ratio p/q."""
+
+    path: PathSampler
+    draws: Draws = field(compare=False)
+
+    def draw(self, logits: Tensor, k: int = 1) -> Draw:
+        weights = _weights(self.path, logits)
+        if weights is None:
+            return Draw(())
+        return Draw(tuple(without_replacement(weights, k, self.draws)), normalised(weights))
+
+    def advance(self, *tokens: int) -> "SampledDrafts":
+        return SampledDrafts(self.path.advance(*tokens), self.draws)
+
+
+def _weights(path: PathSampler, logits: Tensor) -> Tensor | None:
+    """q [V] by the request's own parameters; None where a constraint leaves the draft no token."""
+    try:
+        return path.weights(fit_vocabulary(logits, path.vocab_size))
+    except NoTokenAllowedError:
+        return None

@@ -1,0 +1,141 @@
+"""What a request may ask of sampling: vLLM's names and defaults, every value checked when it is given."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from paceline.errors import PacelineError
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling parameters of one request. A bad value raises PacelineError with its name, value and range."""
+
+    temperature: float = 1.0
+    """0 is greedy: the arg-max, whatever top_p, top_k and min_p say."""
+    top_p: float = 1.0
+    """Keep the fewest likeliest tokens that hold this share of the probability; 1 is off."""
+    top_k: int = 0
+    """Keep the k likeliest tokens; 0 and -1 are off, 1 is greedy."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this fraction of the likeliest; 0 is off."""
+    seed: int | None = None
+    """None: one is drawn for the request and returned."""
+    n: int = 1
+    """Number of choices."""
+    max_tokens: int | None = None
+    """None: up to the context's end."""
+    min_tokens: int = 0
+    """No stop token before this many tokens."""
+    stop: Sequence[str] = ()
+    """Strings that end the text; one string or several."""
+    stop_token_ids: Sequence[int] = ()
+    """Token ids that end the text, besides the model's own."""
+    ignore_eos: bool = False
+    """Go on after the model's own end-of-sequence tokens."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    """Added to a token's logit, -100 to 100."""
+    presence_penalty: float = 0.0
+    """Taken off the logit of each token already generated."""
+    frequency_penalty: float = 0.0
+    """Taken off once for each time the token was generated."""
+    repetition_penalty: float = 1.0
+    """Logits of tokens in prompt or output are divided by it (multiplied where negative)."""
+    bad_words: Sequence[Sequence[int]] = ()
+    """Token sequences that must not be generated."""
+    logprobs: int | None = None
+    """Report the chosen token's log-probability and this many of the likeliest; None is off."""
+
+    def __post_init__(self) -> None:
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "bad_words", tuple(tuple(word) for word in self.bad_words))
+        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        self._check_numbers()
+        self._check_tokens()
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise PacelineError(f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}")
+        if self.n > 1 and self.is_greedy:
+            raise PacelineError(
+                f"n is {self.n} but the request is greedy: all choices would be equal",
+                hint="set temperature above 0 (and top_k to 0 or above 1), or n to 1",
+            )
+
+    @property
+    def is_greedy(self) -> bool:
+        """True when the next token is the arg-max: temperature 0, or equivalently top_k 1."""
+        return self.temperature == 0 or self.top_k == 1
+
+    @property
+    def has_penalties(self) -> bool:
+        """True when a distribution depends on which tokens came before it."""
+        return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raise PacelineError if a parameter names a token id outside the model's vocabulary."""
+        named = {
+            "logit_bias": list(self.logit_bias),
+            "stop_token_ids": list(self.stop_token_ids),
+            "bad_words": [token for word in self.bad_words for token in word],
+        }
+        for name, ids in named.items():
+            if ids and max(ids) >= vocab_size:
+                raise PacelineError(
+                    f"{name} names token {max(ids)} and the vocabulary has {vocab_size} tokens"
+                )
+        if self.logprobs is not None and self.logprobs > vocab_size:
+            raise PacelineError(f"logprobs is {self.logprobs} and the vocabulary has {vocab_size} tokens")
+
+    def _check_numbers(self) -> None:
+        _check_real("temperature", self.temperature, 0, math.inf)
+        _check_real("top_p", self.top_p, 0, 1, above=True)
+        _check_real("min_p", self.min_p, 0, 1)
+        _check_real("presence_penalty", self.presence_penalty, -2, 2)
+        _check_real("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_real("repetition_penalty", self.repetition_penalty, 0, math.inf, above=True)
+        _check_integer("top_k", self.top_k, -1)
+        _check_integer("n", self.n, 1)
+        _check_integer("min_tokens", self.min_tokens, 0)
+        if self.max_tokens is not None:
+            _check_integer("max_tokens", self.max_tokens, 1)
+        if self.logprobs is not None:
+            _check_integer("logprobs", self.logprobs, 0)
+        if self.seed is not None:
+            _check_integer("seed", self.seed, 0, 2**64 - 1)
+        if not isinstance(self.ignore_eos, bool):
+            raise PacelineError(f"ignore_eos is {self.ignore_eos!r}; it must be true or false")
+
+    def _check_tokens(self) -> None:
+        for text in self.stop:
+            if not isinstance(text, str) or not text:
+                raise PacelineError(f"stop holds {text!r}; each must be a string, not an empty one")
+        for token in self.stop_token_ids:
+            _check_integer("stop_token_ids: a token id", token, 0)
+        for token, bias in self.logit_bias.items():
+            _check_integer("logit_bias: a token id", token, 0)
+            _check_real(f"logit_bias of token {token}", bias, -100, 100)
+        for word in self.bad_words:
+            if not word:
+                raise PacelineError("bad_words holds an empty sequence; each must have one token id or more")
+            for token in word:
+                _check_integer("bad_words: a token id", token, 0)
+
+
+def _check_real(name: str, value: Any, low: float, high: float, *, above: bool = False) -> None:
+    """`low` to `high`, `low` itself excluded where `above`; infinity is never a value."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if number and low <= value <= high and not (above and value == low):
+        return
+    lower = f"above {low}" if above else f"at least {low}"
+    upper = "" if high == math.inf else f" and at most {high}"
+    raise PacelineError(f"{name} is {value!r}; it must be a number {lower}{upper}")
+
+
+def _check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if whole and value >= low and (high is None or value <= high):
+        return
+    upper = "" if high is None else f" and at most {high}"
+    raise PacelineError(f"{name} is {value!r}; it must be a whole number, at least {low}{upper}")

@@ -1,0 +1,93 @@
+"""`PathSampler`: a request's distribution after one path; `TargetWeights`: after each node of a tree."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from paceline.core.constraint import State, TokenConstraint, Unconstrained
+from paceline.core.history import History
+from paceline.core.params import SamplingParams
+from paceline.core.proposal import Proposal
+from paceline.core.rng import Noise
+from paceline.core.sampling import token_weights
+from paceline.core.tree import ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class PathSampler:
+    """Everything but the logits that the next token's distribution depends on, at one path of one request.
+
+    A value: `advance` makes a new one, so tree nodes, forks for `n` > 1 and a request put back and recomputed
+    never disturb each other. Engine, verification and drafters hold the same type.
+    """
+
+    params: SamplingParams
+    vocab_size: int
+    history: History
+    noise: Noise  # of the next token
+    end_tokens: frozenset[int]
+    constraint: TokenConstraint
+    state: State
+
+    @classmethod
+    def start(
+        cls,
+        params: SamplingParams,
+        prompt: Iterable[int],
+        vocab_size: int,
+        noise: Noise,
+        eos_token_ids: Iterable[int] = (),
+        constraint: TokenConstraint | None = None,
+    ) -> "PathSampler":
+        """The sampler after the prompt. `eos_token_ids` are the model's own: min_tokens bans them too.
+
+        Raises PacelineError if a parameter names a token outside the vocabulary.
+        """
+        params.check_vocabulary(vocab_size)
+        constraint = constraint or Unconstrained()
+        end_tokens = {*params.stop_token_ids, *(token for token in eos_token_ids if token < vocab_size)}
+        history = History(tuple(prompt))
+        return cls(params, vocab_size, history, noise, frozenset(end_tokens), constraint, constraint.start())
+
+    @property
+    def position(self) -> int:
+        """Index of the generated token that comes next."""
+        return self.history.position
+
+    def advance(self, *tokens: int) -> "PathSampler":
+        """The sampler after `tokens`."""
+        state = self.state
+        for token in tokens:
+            state = self.constraint.advance(state, token)
+        history, noise = self.history.after(*tokens), self.noise.ahead(len(tokens))
+        return replace(self, history=history, noise=noise, state=state)
+
+    def weights(self, logits: Tensor) -> Tensor:
+        """Unnormalised probabilities [V] of the next token from its logits [V]; raises as `token_weights`."""
+        allowed = self.constraint.allowed(self.state)
+        return token_weights(logits, self.params, self.history, self.end_tokens, allowed)
+
+
+class TargetWeights:
+    """The target's distribution at each node of a proposal, computed when asked for: node −1 is the root.
+
+    Verification asks only along the path it walks, so history and constraint advance over accepted tokens
+    only, and a bad row on a path not taken harms nobody.
+    """
+
+    def __init__(self, sampler: PathSampler, proposal: Proposal, logits: Callable[[int], Tensor]) -> None:
+        """`sampler` stands at the last committed token; `logits(node)` is the target's row [V] after it."""
+        self._proposal = proposal
+        self._logits = logits
+        self._samplers = {ROOT: sampler}
+
+    def __call__(self, node: int) -> Tensor:
+        return self.sampler(node).weights(self._logits(node))
+
+    def sampler(self, node: int) -> PathSampler:
+        """The sampler after a node's token."""
+        if node not in self._samplers:
+            parent = self.sampler(self._proposal.parents[node])
+            self._samplers[node] = parent.advance(self._proposal.tokens[node])
+        return self._samplers[node]

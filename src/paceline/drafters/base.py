@@ -1,0 +1,136 @@
+"""The protocol that every drafting method implements, and the registry that finds them by name.
+
+A drafter proposes; the engine verifies, commits and tells every drafter what was committed. Nothing a drafter does can
+change an output, only how soon it comes.
+"""
+
+import importlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from paceline.core.drafting import DraftSampler
+from paceline.core.proposal import Proposal
+from paceline.drafters.config import SpeculativeConfig
+from paceline.errors import PacelineError
+from paceline.models.load import LoadedModel
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a drafter asks of the target's passes; the engine checks it once, when it is built.
+
+    `hidden_layers`: output of these layers at every committed token (−1: the state that the output head reads).
+    `top_tokens`: the target's k likeliest tokens at every verified node; `scratch_argmax`: its arg-max at scratch nodes.
+    `early_layer`: the drafter's proposals carry hidden states after this many layers, and verification goes on from them.
+    """
+
+    hidden_layers: tuple[int, ...] = ()
+    top_tokens: int = 0
+    scratch_argmax: bool = False
+    early_layer: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the target computed at the observed tokens, as far as `Needs` asked for it.
+
+    hidden[layer]: [n, d]; top_tokens: [n, k]; scratch_argmax: [num_scratch] of the step's scratch nodes.
+    """
+
+    hidden: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    top_tokens: torch.Tensor | None = None
+    scratch_argmax: torch.Tensor | None = None
+
+
+class SequenceView(Protocol):
+    """What a drafter may see of a request."""
+
+    @property
+    def request_id(self) -> int:
+        """The same for a request's whole life, never used again."""
+
+    @property
+    def token_ids(self) -> Sequence[int]:
+        """Prompt and output. The last token is committed but the target has not processed it yet: drafts follow it."""
+
+    @property
+    def draft_sampler(self) -> DraftSampler:
+        """How to pick tokens from draft logits after `token_ids`: a drafter never decides that itself."""
+
+
+class Drafter(Protocol):
+    """One drafting method, for all running requests.
+
+    The engine calls `observe` for **every** token the target has processed and kept: prompt chunks, steps without
+    speculation, tokens drafted by another method. So a drafter can sit out and come back, and after full acceptance
+    its own last token is simply the next thing it observes. It may lag and catch up in `propose`.
+    """
+
+    name: str
+    needs: Needs
+
+    def observe(self, sequence: SequenceView, tokens: Sequence[int], features: Features) -> None:
+        """`tokens` [n] follow what was observed before; `features` holds one row for each."""
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
+        """One proposal a sequence, of at most `budgets[i]` nodes; an empty one is always allowed."""
+
+    def snapshot(self, sequence: SequenceView) -> Any:
+        """The drafter's state after the observed tokens, for a prefix cache; None if it has none worth keeping."""
+
+    def restore(self, sequence: SequenceView, snapshot: Any, length: int) -> None:
+        """Begin `sequence` with the first `length` tokens observed already, as `snapshot` (or longer) knew them."""
+
+    def fork(self, sequence: SequenceView, child: SequenceView) -> None:
+        """Begin `child` with all that is known of `sequence`."""
+
+    def release(self, sequence: SequenceView) -> None:
+        """The request has ended: forget it. Allowed for a sequence that was never observed."""
+
+
+DrafterFactory = Callable[[SpeculativeConfig, LoadedModel], Drafter]
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A registry line: where a method's factory lives, and which configuration keys it takes besides the common ones."""
+
+    factory: str  # "module:attribute", imported when the method is first asked for
+    summary: str
+    options: frozenset[str] = frozenset()
+
+
+METHODS: dict[str, Method] = {
+    "none": Method("paceline.drafters.none:create", "plain decoding"),
+    "ngram": Method(
+        "paceline.drafters.ngram:create",
+        "prompt lookup: what followed the same tokens last time",
+        frozenset({"prompt_lookup_min", "prompt_lookup_max"}),
+    ),
+    "draft_model": Method(
+        "paceline.drafters.draft_model:create",
+        "a smaller model with the same vocabulary",
+        frozenset({"model", "draft_dtype"}),
+    ),
+}
+
+
+def create_drafter(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
+    """The drafter that a configuration names. Raises PacelineError for an unknown method or an option it does not take."""
+    method = METHODS.get(config.method)
+    if method is None:
+        raise PacelineError(
+            f"unknown speculative method {config.method!r}", hint=f"one of: {', '.join(METHODS)}"
+        )
+    foreign = sorted(config.options() - method.options)
+    if foreign:
+        raise PacelineError(
+            f"method {config.method!r} does not take {foreign[0]}",
+            hint=f"it takes: {', '.join(sorted(method.options)) or 'no options'}",
+        )
+    module, attribute = method.factory.split(":")
+    factory: DrafterFactory = getattr(importlib.import_module(module), attribute)
+    return factory(config, target)

@@ -1,0 +1,192 @@
+"""A smaller model with the same vocabulary drafts a chain, token by token, on a cache of its own.
+
+Idea: a model a few times smaller agrees with the target on most tokens. It feeds what the target has kept since it
+last drafted, in one pass, then drafts K tokens one by one. All requests are drafted for together.
+Cost a step: K passes of the small model. Pays when its pass costs well under the target's and the text is not copied.
+Lossless under every lossless rule. Sources: Leviathan et al. 2211.17192; Chen et al. 2302.01318.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from paceline.core.drafting import DraftSampler
+from paceline.core.proposal import Proposal
+from paceline.drafters.base import Drafter, Features, Needs, SequenceView
+from paceline.drafters.config import SpeculativeConfig
+from paceline.errors import PacelineError
+from paceline.models.cache import KVPool, SequenceCache
+from paceline.models.decoder import Decoder, Segment
+from paceline.models.load import LoadedModel, load_model
+from paceline.models.tokenizer import Tokenizer
+
+CATCH_UP_ROWS = 128  # rows of one sequence in a catch-up pass, at most
+
+
+@dataclass(slots=True)
+class _State:
+    """The draft model's side of a request: its cache holds exactly the tokens `fed`."""
+
+    cache: SequenceCache
+    fed: list[int] = field(default_factory=list)
+    observed: int = 0  # the first so many of `fed` were observed; the next is the last committed token, the rest drafts
+
+    def keep_observed(self) -> None:
+        self.cache.truncate(self.observed)
+        del self.fed[self.observed :]
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A draft in the making."""
+
+    sampler: DraftSampler
+    budget: int
+    tokens: list[int] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
+    open: bool = True
+
+    def draw(self, logits: torch.Tensor) -> None:
+        drawn = self.sampler.draw(logits)
+        if not drawn.tokens:  # a constraint leaves the draft's vocabulary no token
+            self.open = False
+            return
+        self.tokens.append(drawn.tokens[0])
+        if drawn.probs is not None:
+            self.rows.append(drawn.probs)
+        self.sampler = self.sampler.advance(drawn.tokens[0])
+        self.open = len(self.tokens) < self.budget
+
+    def proposal(self) -> Proposal:
+        return Proposal.chain(self.tokens, self.rows or None)
+
+
+class DraftModelDrafter:
+    """Drafts chains with `decoder`. `max_positions`: rows of all requests together that its cache may hold."""
+
+    name = "draft_model"
+    needs = Needs()
+
+    def __init__(self, decoder: Decoder, max_positions: int | None = None) -> None:
+        self.decoder = decoder
+        self.pool: KVPool = decoder.new_pool(max_positions or decoder.config.max_context)
+        self._states: dict[int, _State] = {}
+
+    def observe(self, sequence: SequenceView, tokens: Sequence[int], features: Features) -> None:
+        state = self._state(sequence)
+        for token in tokens:
+            if state.observed >= len(state.fed):
+                break  # it lags: `propose` feeds the rest from the text itself
+            if state.fed[state.observed] != token:
+                state.keep_observed()
+                break
+            state.observed += 1
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
+        chains = [_Chain(s.draft_sampler, self._room(s, b)) for s, b in zip(sequences, budgets, strict=True)]
+        live = [i for i, chain in enumerate(chains) if chain.budget > 0]
+        states = {i: self._state(sequences[i]) for i in live}
+        logits = self._catch_up([(states[i], sequences[i].token_ids) for i in live])
+        while live:
+            for i, row in zip(live, logits, strict=True):
+                chains[i].draw(row)
+            live = [i for i in live if chains[i].open]
+            logits = self._feed([(states[i], [chains[i].tokens[-1]]) for i in live])
+        return [chain.proposal() for chain in chains]
+
+    def _room(self, sequence: SequenceView, budget: int) -> int:
+        """A draft ends where the draft model's own context does."""
+        return min(budget, self.decoder.config.max_context - len(sequence.token_ids))
+
+    def _catch_up(self, behind: list[tuple[_State, Sequence[int]]]) -> torch.Tensor:
+        """Feed every state the text it lacks; logits [n, V] after each text's last token."""
+        for state, tokens in behind:
+            state.keep_observed()
+            while len(tokens) - len(state.fed) > CATCH_UP_ROWS:
+                start = len(state.fed)
+                self._forward([(state, tokens[start : start + CATCH_UP_ROWS])])
+        logits = self._feed([(state, tokens[len(state.fed) :]) for state, tokens in behind])
+        for state, _ in behind:
+            state.observed = len(state.fed) - 1  # the last token is the target's to process first
+        return logits
+
+    def _feed(self, batch: list[tuple[_State, Sequence[int]]]) -> torch.Tensor:
+        """One pass over the given tokens of each state; logits [n, V] after the last of each."""
+        if not batch:
+            return torch.empty(0)
+        hidden = self._forward(batch)
+        ends = torch.tensor([len(tokens) for _, tokens in batch]).cumsum(0) - 1
+        return self.decoder.logits(hidden[ends.to(hidden.device)])
+
+    def _forward(self, batch: list[tuple[_State, Sequence[int]]]) -> torch.Tensor:
+        out = self.decoder.forward([Segment(state.cache, tokens) for state, tokens in batch])
+        for state, tokens in batch:
+            state.cache.commit(range(len(tokens)))
+            state.fed.extend(tokens)
+        return out.hidden
+
+    def _state(self, sequence: SequenceView) -> _State:
+        state = self._states.get(sequence.request_id)
+        if state is None:
+            state = self._states[sequence.request_id] = _State(self.pool.new_sequence())
+        return state
+
+    def snapshot(self, sequence: SequenceView) -> Any:
+        state = self._states.get(sequence.request_id)
+        return None if state is None else self._copy(state)
+
+    def restore(self, sequence: SequenceView, snapshot: Any, length: int) -> None:
+        self.release(sequence)
+        if snapshot is not None:
+            state = self._copy(snapshot)
+            state.observed = min(state.observed, length)
+            state.keep_observed()
+            self._states[sequence.request_id] = state
+
+    def fork(self, sequence: SequenceView, child: SequenceView) -> None:
+        self.restore(child, self._states.get(sequence.request_id), len(sequence.token_ids))
+
+    def release(self, sequence: SequenceView) -> None:
+        state = self._states.pop(sequence.request_id, None)
+        if state is not None:
+            state.cache.release()
+
+    @staticmethod
+    def _copy(state: _State) -> _State:
+        return _State(state.cache.fork(), list(state.fed), state.observed)
+
+
+def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
+    if config.model is None:
+        raise PacelineError(
+            "method 'draft_model' needs a draft model", hint="name one, for instance --draft-model qwen2.5-coder-0.5b"
+        )
+    draft = load_model(config.model, dtype=config.draft_dtype or target.precision, device=str(target.decoder.device))
+    check_same_vocabulary(target, draft)
+    return DraftModelDrafter(draft.decoder)
+
+
+def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
+    """Refuse a draft model with another tokenizer, naming the first token that differs; padding may differ."""
+    if target.tokenizer is None or draft.tokenizer is None:
+        return
+    difference = first_difference(target.tokenizer, draft.tokenizer)
+    if difference is not None:
+        raise PacelineError(
+            f"the draft model has another tokenizer: {difference}",
+            hint="draft with a model of the target's family, or use --method ngram",
+        )
+
+
+def first_difference(target: Tokenizer, draft: Tokenizer) -> str | None:
+    ours, theirs = target.token_strings(), draft.token_strings()
+    for token, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
+        if mine != other:
+            return f"token {token} is {mine!r} in the target and {other!r} in the draft model"
+    if len(ours) != len(theirs):
+        longer, where = (ours, "target") if len(ours) > len(theirs) else (theirs, "draft model")
+        token = min(len(ours), len(theirs))
+        return f"token {token} ({longer[token]!r}) is known to the {where} alone"
+    return None

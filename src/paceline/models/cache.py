@@ -1,0 +1,139 @@
+"""Keys and values of running sequences, in blocks of 64 positions.
+
+Committed row t of a sequence lies at slot t. The rows of a step are written after them in row order, so a tree's
+nodes lie scattered; `commit(path)` keeps one path and moves it into place. Blocks are shared by forks and copied on
+the first write.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.models.config import ModelConfig
+from paceline.ops.attention import BLOCK
+
+
+class CacheFull(PacelineError):
+    """No block is free; nothing was changed."""
+
+
+class KVPool:
+    """The blocks of all sequences of one model: [layers, blocks, kv_heads, 64, head_dim] each for keys and values."""
+
+    def __init__(
+        self, config: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (config.num_layers, num_blocks, config.num_kv_heads, BLOCK, config.head_dim)
+        self.keys = torch.empty(shape, dtype=dtype, device=device)  # touched block by block, as taken
+        self.values = torch.empty(shape, dtype=dtype, device=device)
+        self._references = [0] * num_blocks
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self._references)
+
+    @property
+    def blocks_in_use(self) -> int:
+        return len(self._references) - len(self._free)
+
+    def new_sequence(self) -> "SequenceCache":
+        return SequenceCache(self)
+
+    def take(self) -> int:
+        """A free block, zeroed: what an earlier owner left (a NaN, say) must not reach a masked product."""
+        if not self._free and len(self._references) < self.num_blocks:
+            self._grow()
+        if not self._free:
+            raise CacheFull(
+                f"all {self.num_blocks} KV blocks are in use",
+                hint="allow a longer --max-context or fewer requests",
+            )
+        block = self._free.pop()
+        self.keys[:, block].zero_()
+        self.values[:, block].zero_()
+        self._references[block] = 1
+        return block
+
+    def share(self, block: int) -> None:
+        self._references[block] += 1
+
+    def give_back(self, block: int) -> None:
+        self._references[block] -= 1
+        if self._references[block] == 0:
+            self._free.append(block)
+
+    def writable(self, block: int) -> int:
+        """The block itself if nobody else holds it, else a copy."""
+        if self._references[block] == 1:
+            return block
+        copy = self.take()
+        self.keys[:, copy] = self.keys[:, block]
+        self.values[:, copy] = self.values[:, block]
+        self.give_back(block)
+        return copy
+
+
+class SequenceCache:
+    """One sequence's rows: `length` committed ones, and after them those of the step in flight."""
+
+    def __init__(self, pool: KVPool) -> None:
+        self.pool = pool
+        self.length = 0
+        self.blocks: list[int] = []
+
+    def reserve(self, rows: int) -> None:
+        """Make room for `rows` rows after the committed ones. Raises CacheFull, leaving every row as it was."""
+        needed = -(-(self.length + rows) // BLOCK)
+        while len(self.blocks) < needed:
+            self.blocks.append(self.pool.take())
+        for index in range(self.length // BLOCK, needed):
+            self.blocks[index] = self.pool.writable(self.blocks[index])
+
+    def slots(self, first: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Pool block and offset of `count` slots from `first` on: two index tensors [count]."""
+        index = torch.arange(first, first + count)
+        blocks = torch.tensor(self.blocks)[index // BLOCK]
+        device = self.pool.keys.device
+        return blocks.to(device), (index % BLOCK).to(device)
+
+    def block_index(self, count: int) -> torch.Tensor | slice:
+        """The first `count` blocks, as a slice where they are neighbours: reading those copies nothing."""
+        table = self.blocks[:count]
+        if all(b == table[0] + i for i, b in enumerate(table)):
+            return slice(table[0], table[0] + count)
+        return torch.tensor(table, device=self.pool.keys.device)
+
+    def commit(self, path: Sequence[int]) -> None:
+        """Keep the step's rows `path` (a root-to-node path, ascending), in this order; forget its other rows."""
+        if any(row != i for i, row in enumerate(path)):
+            rows = torch.tensor(path)
+            blocks, offsets = self.slots(self.length, int(rows[-1]) + 1)
+            source = blocks[rows], offsets[rows]
+            target = blocks[: len(path)], offsets[: len(path)]
+            for store in (self.pool.keys, self.pool.values):
+                store[:, target[0], :, target[1]] = store[:, source[0], :, source[1]]
+        self.length += len(path)
+
+    def truncate(self, length: int) -> None:
+        """Forget the rows from `length` on, and give back blocks that hold nothing else."""
+        if not 0 <= length <= self.length:
+            raise ValueError(f"cannot truncate {self.length} rows to {length}")
+        self.length = length
+        kept = -(-length // BLOCK)
+        for block in self.blocks[kept:]:
+            self.pool.give_back(block)
+        del self.blocks[kept:]
+
+    def fork(self) -> "SequenceCache":
+        """A second sequence with the same committed rows, sharing their blocks."""
+        other = SequenceCache(self.pool)
+        other.length = self.length
+        other.blocks = self.blocks[: -(-self.length // BLOCK)]
+        for block in other.blocks:
+            self.pool.share(block)
+        return other
+
+    def release(self) -> None:
+        self.truncate(0)

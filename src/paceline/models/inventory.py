@@ -1,0 +1,90 @@
+"""What is stored on disk (downloads of catalog models, prepared weights), its size and its removal."""
+
+import json
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import PacelineError
+from paceline.models.catalog import CATALOG, CatalogEntry, closest_alias
+from paceline.models.home import folder_size, forget_hash, prepared_folder
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedCopy:
+    """One folder of prepared weights (see `store`); a damaged one is labelled with its folder's name."""
+
+    folder: Path
+    label: str
+    source_sha256: str
+    precision: str
+    size: int  # bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """What `remove` deleted, in bytes."""
+
+    download: int
+    prepared: int
+
+
+def prepared_copies() -> list[PreparedCopy]:
+    """All prepared weights on disk."""
+    found = []
+    for folder in sorted(prepared_folder().glob("[!.]*-*")):
+        manifest: dict[str, Any] = {}
+        with suppress(OSError, ValueError):
+            manifest = dict(json.loads((folder / "manifest.json").read_text()))
+        found.append(
+            PreparedCopy(
+                folder,
+                str(manifest.get("label", folder.name)),
+                str(manifest.get("source_sha256", "")),
+                str(manifest.get("precision", "?")),
+                folder_size(folder),
+            )
+        )
+    return found
+
+
+def prepared_from(entry: CatalogEntry) -> list[PreparedCopy]:
+    """The prepared weights that were made from a catalog model's file."""
+    return [copy for copy in prepared_copies() if copy.source_sha256 == entry.sha256]
+
+
+def downloaded_size(entry: CatalogEntry) -> int:
+    """Bytes on disk of a catalog model's file, or of its unfinished download."""
+    return folder_size(entry.path.parent)
+
+
+def remove(name: str) -> Freed:
+    """Delete a catalog model (its file, unfinished downloads, prepared weights) or prepared weights by label.
+
+    Raises PacelineError if `name` is neither.
+    """
+    if name in CATALOG:
+        entry = CATALOG[name]
+        prepared = sum(delete_folder(copy.folder) for copy in prepared_from(entry))
+        return Freed(delete_folder(entry.path.parent), prepared)
+    copies = [copy for copy in prepared_copies() if name in (copy.label, copy.folder.name)]
+    if not copies:
+        closest = closest_alias(name)
+        raise PacelineError(
+            f"nothing is stored under the name {name!r}",
+            hint=f"did you mean {closest}?" if closest else "`paceline models` lists the names",
+        )
+    return Freed(0, sum(delete_folder(copy.folder) for copy in copies))
+
+
+def delete_folder(folder: Path) -> int:
+    """Delete `folder` and what is remembered of its files; returns the bytes freed."""
+    if not folder.exists():
+        return 0
+    freed = folder_size(folder)
+    for path in folder.rglob("*"):
+        forget_hash(path)
+    shutil.rmtree(folder)
+    return freed

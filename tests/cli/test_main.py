@@ -1,0 +1,224 @@
+"""The command line as a whole: what it prints, when, where, and with which exit status."""
+
+import argparse
+import errno
+import importlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import types
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from paceline import __version__
+from paceline.cli import main as cli
+from paceline.errors import PacelineError
+
+
+def run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "paceline", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, **options)
+
+
+@pytest.fixture
+def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]], Callable[[], int]]:
+    """Installs a verb `boom` that does what it is told, and returns how to run it."""
+
+    def install(action: Callable[[], int]) -> Callable[[], int]:
+        module = types.ModuleType("boom")
+        module.add_parser = lambda subparsers: subparsers.add_parser("boom")
+        module.run = lambda args: action()
+        monkeypatch.setitem(sys.modules, "boom", module)
+        monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, cli.Command("boom", "boom", "raises")))
+        return lambda: cli.main(["boom"])
+
+    return install
+
+
+def raising(error: BaseException) -> Callable[[], int]:
+    def action() -> int:
+        raise error
+
+    return action
+
+
+def test_version() -> None:
+    result = run("--version")
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"paceline {__version__}\n", "")
+
+
+def test_help_lists_every_command() -> None:
+    result = run("--help")
+    assert result.returncode == 0 and result.stderr == ""
+    for command in cli.COMMANDS:
+        assert command.name in result.stdout and command.help in result.stdout
+
+
+def test_help_answers_at_once() -> None:
+    """Under half a second of processor time: a wall clock would count the other tests on this machine."""
+
+    def cost() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run("--help")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(cost() for _ in range(3)) < 0.5
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["--version"], *([c.name, "--help"] for c in cli.COMMANDS), ["generate", ""], ["genrate"]],
+    ids=" ".join,
+)
+def test_nothing_heavy_is_imported(arguments: Sequence[str]) -> None:
+    code = (
+        "import sys\nfrom paceline.cli.main import main\n"
+        f"try: main({list(arguments)!r})\nexcept SystemExit: pass\n"
+        "print(sorted({'torch', 'numpy', 'transformers'} & set(sys.modules)), file=sys.stderr)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.stderr.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
+def test_every_command_adds_its_own_parser(command: cli.Command) -> None:
+    subparsers = cli.Parser(prog="paceline").add_subparsers()
+    module = importlib.import_module(command.module)
+    module.add_parser(subparsers)
+    assert list(subparsers.choices) == [command.name]
+    assert callable(module.run)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "hint"),
+    [
+        (["genrate"], "unknown command 'genrate'", "did you mean `paceline generate`?"),
+        (["xyzzy"], "unknown command 'xyzzy'", "the commands are generate, pull, models"),
+        (
+            ["generate", "hi", "--temperatur", "1"],
+            "unknown option --temperatur",
+            "did you mean --temperature?",
+        ),
+        (["generate", "hi", "--temp=1"], "unknown option --temp=1", "did you mean --temperature?"),
+        (["generate", "hi", "--xyzzy"], "unknown option --xyzzy", "--help"),
+        (["generate", "hi", "there"], "unknown argument there", "--help"),
+        (["generate", "hi", "--top-p", "x"], "argument --top-p: invalid float value: 'x'", "--help"),
+        (["generate", "--stop"], "argument --stop: expected one argument", "--help"),
+        (["--verbose"], "COMMAND", "--help"),
+    ],
+)
+def test_a_usage_error_is_one_line_and_a_hint(
+    arguments: list[str], error: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        cli.main(arguments)
+    assert stop.value.code == 2
+    output = capsys.readouterr()
+    first, second = output.err.splitlines()
+    assert first.startswith("error: ") and error in first
+    assert second.startswith("hint: ") and hint in second
+    assert output.out == ""
+
+
+def test_no_command_shows_the_help_on_stderr() -> None:
+    result = run()
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "generate" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "lines"),
+    [
+        (PacelineError("no such\nmodel", "pull it"), ["error: no such model", "hint: pull it"]),
+        (PacelineError("no such model"), ["error: no such model"]),
+        (
+            OSError(errno.ENOSPC, "No space left on device", "model.gguf"),
+            ["error: No space left on device: model.gguf"],
+        ),
+    ],
+)
+def test_a_users_error_is_one_line(
+    error: Exception, lines: list[str], verb: Callable, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verb(raising(error))() == 1
+    output = capsys.readouterr()
+    assert output.err.splitlines() == lines
+    assert output.out == ""
+
+
+def test_our_own_fault_says_so(verb: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb(raising(ZeroDivisionError("division by zero")))() == 1
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == "error: this is a fault of Paceline: ZeroDivisionError: division by zero"
+    assert "PACELINE_DEBUG=1" in hint
+
+
+@pytest.mark.parametrize(
+    "error", [PacelineError("no"), ZeroDivisionError("no"), KeyboardInterrupt(), OSError("no")]
+)
+def test_debug_shows_the_traceback(
+    error: BaseException, verb: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    boom = verb(raising(error))
+    boom()
+    assert "Traceback" not in capsys.readouterr().err
+    monkeypatch.setenv("PACELINE_DEBUG", "1")
+    boom()
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_interrupt(verb: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    assert verb(raising(KeyboardInterrupt()))() == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_ctrl_c_while_waiting_for_input() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "paceline", "generate", "-"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # The pipe from the child tells that it has begun to read.
+        env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"},
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if "paceline.cli.generate" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err and "interrupted" in err
+
+
+def test_a_reader_that_leaves_is_no_error() -> None:
+    """`paceline … | head`: quiet, and the status that a shell gives a broken pipe."""
+    read, write = os.pipe()
+    os.close(read)
+    code = (
+        "import sys, paceline.cli.main as cli\n"
+        "cli.dispatch = lambda arguments: print('x' * 100_000) or 0\n"
+        "sys.exit(cli.main([]))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert (result.returncode, result.stderr) == (141, "")
+
+
+def test_the_console_script_is_main() -> None:
+    from importlib.metadata import entry_points
+
+    (script,) = entry_points(group="console_scripts", name="paceline")
+    assert script.load() is cli.main
+
+
+def test_an_option_is_never_guessed_from_its_beginning() -> None:
+    parser = cli.Parser(prog="paceline")
+    parser.add_argument("--temperature")
+    assert parser.parse_known_args(["--temp", "1"]) == (argparse.Namespace(temperature=None), ["--temp", "1"])
