@@ -177,24 +177,28 @@ def test_interrupt(verb: Callable, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_ctrl_c_while_waiting_for_input() -> None:
+    code = (
+        "import signal, sys, types\n"
+        "from paceline.cli.main import main\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a background shell has it ignored
+        "stdin = sys.stdin\n"
+        "def read(): print('waiting', file=sys.stderr, flush=True); return stdin.read()\n"
+        "sys.stdin = types.SimpleNamespace(read=read, isatty=lambda: False)\n"
+        "sys.exit(main(['generate', '-']))"
+    )
+    pipe = subprocess.PIPE
     with subprocess.Popen(
-        [sys.executable, "-m", "paceline", "generate", "-"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # The pipe from the child tells that it has begun to read.
-        env=os.environ | {"PYTHONPROFILEIMPORTTIME": "1"},
+        [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True
     ) as process:
-        assert process.stderr is not None
-        for line in process.stderr:
-            if "paceline.cli.generate" in line:
-                break
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        assert process.stderr.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert out == ""
-    assert "Traceback" not in err and "interrupted" in err
+        try:
+            assert process.wait(timeout=60) == 130
+        finally:
+            process.kill()
+        assert process.stdout.read() == ""
+        assert process.stderr.read() == "interrupted\n"
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

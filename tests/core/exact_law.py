@@ -1,4 +1,4 @@
-"""Exact laws by enumeration: run shipped code once for every outcome of its chance, with the outcome's probability."""
+"""Exact laws by enumeration: shipped code is run once for every outcome of its chance."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -152,10 +152,10 @@ class Decoding:
         return finished
 
     def first_step_law(self, length: int = LENGTH) -> Law:
-        """Joint law when only the first step speculates and the target goes on alone: cheaper for large trees."""
+        """Joint law if the target goes on alone after one step: cheaper for large trees."""
         law: Law = {}
         for tokens, share in self.step_law(()).items():
-            for rest, probability in target_law(lambda c: self.target(tokens + c), length).items():
+            for rest, probability in target_law(lambda c, done=tokens: self.target(done + c), length).items():
                 longer = (tokens + rest)[:length]
                 law[longer] = law.get(longer, 0) + share * probability
         return law
@@ -169,7 +169,7 @@ def total_variation(a: Mapping[Tokens, Any], b: Mapping[Tokens, Any]) -> Any:
 
 
 def sampled_tree(*widths: int) -> Drafter:
-    """Every node of level i gets widths[i] children sampled without replacement; (1, 1, …) is a sampled chain."""
+    """Nodes of level i get widths[i] children sampled without replacement; (1, 1) is a sampled chain."""
 
     def draft(context: Tokens, table: Table, draws: Any) -> Proposal:
         builder = ProposalBuilder()
@@ -193,7 +193,7 @@ def fixed_tree(tokens: Tokens, parents: Tokens) -> Drafter:
 
 
 def top_tree(*widths: int) -> Drafter:
-    """Every node of level i gets the draft's widths[i] likeliest tokens: point masses that depend on the context."""
+    """Nodes of level i get the draft's widths[i] likeliest tokens: point masses that follow the context."""
 
     def draft(context: Tokens, table: Table, draws: Any) -> Proposal:
         builder = ProposalBuilder()

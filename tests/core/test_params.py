@@ -39,7 +39,9 @@ def test_bad_values_are_refused_by_name(name, value):
 def test_the_message_gives_value_and_range():
     with pytest.raises(PacelineError, match=r"^top_p is 1\.5; it must be a number above 0 and at most 1$"):
         SamplingParams(top_p=1.5)
-    with pytest.raises(PacelineError, match=r"^seed is -1; it must be a whole number, at least 0 and at most 18446744"):
+    with pytest.raises(
+        PacelineError, match=r"^seed is -1; it must be a whole number, at least 0 and at most 18446744"
+    ):
         SamplingParams(seed=-1)
 
 
@@ -47,7 +49,7 @@ def test_the_message_gives_value_and_range():
     "values", [{"min_tokens": 5, "max_tokens": 4}, {"n": 2, "temperature": 0}, {"n": 2, "top_k": 1}]
 )
 def test_contradictions_are_refused_with_both_values(values):
-    with pytest.raises(PacelineError, match=" is .* is "):
+    with pytest.raises(PacelineError, match=r" is .* is "):
         SamplingParams(**values)
 
 

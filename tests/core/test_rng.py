@@ -1,7 +1,7 @@
 """Noise as a function of (seed, choice, position, token), and the explicit sources of chance.
 
-Seeds are fixed, so the statistical tests pass or fail once and for all; as designed each had a false-alarm rate
-of 1e-4 (the p-value bound), 1e-3 for the whole file.
+Seeds are fixed, so the statistical tests pass or fail once and for all; as designed each had a false-alarm
+rate of 1e-4 (the p-value bound), the whole file one of about 2e-3.
 """
 
 import math
@@ -108,7 +108,14 @@ def test_law_over_choices():
 @pytest.mark.parametrize(
     "other",
     [(0, 0, 1), (1, 0, 0), (0, 1, 0), (1, 0, -1), (1, -1, 0), (0, 1, -1)],
-    ids=["next position", "next seed", "next choice", "seed+1 position-1", "seed+1 choice-1", "choice+1 position-1"],
+    ids=[
+        "next position",
+        "next seed",
+        "next choice",
+        "seed+1 position-1",
+        "seed+1 choice-1",
+        "choice+1 position-1",
+    ],
 )
 def test_neighbours_are_independent(other):
     here = [(seed, 1, 1 + position) for seed in range(200) for position in range(100)]
@@ -220,7 +227,12 @@ def test_streams_repeat_by_seed_and_differ_by_choice_and_purpose():
         return [draws._random.random() for _ in range(3)]
 
     assert numbers(1, 0, "verify") == numbers(1, 0, "verify")
-    streams = [numbers(1, 0, "verify"), numbers(2, 0, "verify"), numbers(1, 1, "verify"), numbers(1, 0, "draft")]
+    streams = [
+        numbers(1, 0, "verify"),
+        numbers(2, 0, "verify"),
+        numbers(1, 1, "verify"),
+        numbers(1, 0, "draft"),
+    ]
     assert len({tuple(stream) for stream in streams}) == 4
 
 

@@ -1,4 +1,4 @@
-"""Logits to weights, against a plain-Python account of vLLM's sampler and against values worked out by hand."""
+"""Logits to weights, against a plain-Python account of vLLM's sampler and values worked out by hand."""
 
 import math
 
@@ -38,7 +38,9 @@ def reference(logits, params, prompt, generated, end_tokens, allowed) -> list[fl
     for token, bias in params.logit_bias.items():
         x[token] += bias
     for token in {*prompt, *generated}:
-        x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+        x[token] = (
+            x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
+        )
     for token in generated:
         x[token] -= params.frequency_penalty
     for token in set(generated):
@@ -68,7 +70,9 @@ ids = st.integers(0, V - 1)
 
 @settings(max_examples=300, deadline=None)
 @given(
-    logits=st.lists(st.integers(-60, 60).map(lambda i: i / 8 + i % 7 / 1000), min_size=V, max_size=V, unique=True),
+    logits=st.lists(
+        st.integers(-60, 60).map(lambda i: i / 8 + i % 7 / 1000), min_size=V, max_size=V, unique=True
+    ),
     prompt=st.lists(ids, max_size=6),
     generated=st.lists(ids, max_size=6),
     allowed=st.lists(st.booleans(), min_size=V, max_size=V).filter(any),
@@ -162,7 +166,9 @@ def test_ties_go_to_the_lowest_id():
     assert probabilities([1.0, 3, 3, 3], temperature=0) == [0, 1, 0, 0]
     assert probabilities([1.0, 3, 3, 3], top_k=1) == [0, 1, 0, 0]
     assert probabilities([3.0, 1, 3, 3], top_k=2) == [0.5, 0, 0.5, 0]
-    assert probabilities([3.0, 1, 3, 3], top_p=0.5)[2] > 0 and probabilities([3.0, 1, 3, 3], top_p=0.5)[3] == 0
+    assert (
+        probabilities([3.0, 1, 3, 3], top_p=0.5)[2] > 0 and probabilities([3.0, 1, 3, 3], top_p=0.5)[3] == 0
+    )
     wide = torch.zeros(151_936)
     wide[[70_000, 150_001]] = 1
     assert token_weights(wide, SamplingParams(temperature=0), NONE).argmax() == 70_000
@@ -173,7 +179,12 @@ def test_ties_go_to_the_lowest_id():
 @pytest.mark.parametrize("top_p", [1e-300, 1e-9, 0.8, 1 - 2**-53, 1])
 @pytest.mark.parametrize("min_p", [0, 1])
 def test_extremes_never_empty_never_nan(temperature, top_k, top_p, min_p):
-    for logits in ([3.0, -1, 2.9, 0, 0, -5, 1e4, -1e4], [0.0] * 8, [-math.inf] * 7 + [-1e30], [1e38, -1e38] * 4):
+    for logits in (
+        [3.0, -1, 2.9, 0, 0, -5, 1e4, -1e4],
+        [0.0] * 8,
+        [-math.inf] * 7 + [-1e30],
+        [1e38, -1e38] * 4,
+    ):
         p = probabilities(logits, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
         assert all(math.isfinite(x) for x in p) and sum(p) == pytest.approx(1)
         if temperature == 0 or top_k == 1 or top_p <= 1e-9:
@@ -187,7 +198,9 @@ def test_high_temperature_still_ranks_by_logit():
     assert probabilities(logits, temperature=1e308, top_p=0.5) == [0, 0, 0.5, 0.5]
 
 
-@pytest.mark.parametrize("values", [{}, {"temperature": 0}, {"top_k": 3}, {"top_p": 0.9}, {"presence_penalty": 1}])
+@pytest.mark.parametrize(
+    "values", [{}, {"temperature": 0}, {"top_k": 3}, {"top_p": 0.9}, {"presence_penalty": 1}]
+)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nan_and_infinity_end_the_request(values, bad):
     row = torch.zeros(8)
@@ -256,7 +269,7 @@ def test_logprobs_are_of_the_raw_row():
     logits = torch.tensor([0.1, 0.4, 0.2, 0.3]).log()
     found = position_logprobs(logits, token=2, num_top=3)
     assert found.chosen.logprob == pytest.approx(math.log(0.2), abs=1e-6) and found.chosen.rank == 3
-    assert [entry.token_id for entry in found.top] == [1, 3, 0 + 2]
+    assert [entry.token_id for entry in found.top] == [1, 3, 2]
     assert [entry.rank for entry in found.top] == [1, 2, 3]
     assert sum(math.exp(entry.logprob) for entry in position_logprobs(logits, 0, 4).top) == pytest.approx(1)
 

@@ -1,4 +1,4 @@
-"""Tiny GGUF files written with gguf-py from tiny random transformers models, as llama.cpp's converter writes them."""
+"""Tiny GGUF files, written with gguf-py from random transformers models as llama.cpp's converter does."""
 
 import re
 from dataclasses import dataclass, field

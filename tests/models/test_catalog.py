@@ -153,7 +153,7 @@ def test_a_cut_append_is_repeated(index, entry):
     add_parts(index)
     work = entry.path.parent / "toy.gguf.parts"
     work.mkdir(parents=True)
-    (entry.path.parent / "toy.gguf.partial").write_bytes(PARTS[0] + b"garbage of a cut append")
+    (entry.path.parent / "toy.gguf.partial").write_bytes(PARTS[0] + bytes(len(CONTENT)))
     journal = {"source": entry.sources[0].requirement, "parts": 1, "size": len(PARTS[0])}
     (work / "journal.json").write_text(json.dumps(journal))
     assert download.pull(entry).read_bytes() == CONTENT

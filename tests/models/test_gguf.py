@@ -88,7 +88,7 @@ def test_every_type_is_dequantised_as_gguf_py_does(
 @pytest.mark.parametrize("model_type", FAMILIES)
 @pytest.mark.parametrize("biased", [False, True])
 def test_weights_are_the_models_own(tmp_path: Path, model_type: str, biased: bool) -> None:
-    """Names, row order of q and k (4 heads, 2 kv heads) and Gemma's norms, against the model that was written."""
+    """Names, row order of q and k (4 heads, 2 kv heads), Gemma's norms: those of the model written."""
     bias = {} if model_type in ("mistral", "qwen2") else {"attention_bias": biased}
     model = tiny_model(model_type, tie_word_embeddings=biased, **bias)
     file = open_gguf(model_sample(model).write(tmp_path / "model.gguf"))
@@ -175,6 +175,10 @@ def test_what_is_cut_is_named(llama_file: Path, tmp_path: Path) -> None:
         (b"GGUF" + struct.pack("<IQQ", 3, 1 << 60, 0), "cut short"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60), "cut short"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62), "cut short"),
+        (
+            b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IQ", 8, 10) + b"short",
+            "cut short",
+        ),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<I", 77), "value type 77"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 4, 1 << 61), "cut short"),
         (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1) + b"k" + struct.pack("<IIQ", 9, 9, 1), "array of arrays"),

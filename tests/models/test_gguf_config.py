@@ -126,8 +126,14 @@ def test_llama3_factors_come_as_a_tensor(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "key",
-    ["block_count", "embedding_length", "feed_forward_length", "context_length"]
-    + ["attention.head_count", "attention.layer_norm_rms_epsilon"],
+    [
+        "block_count",
+        "embedding_length",
+        "feed_forward_length",
+        "context_length",
+        "attention.head_count",
+        "attention.layer_norm_rms_epsilon",
+    ],
 )
 def test_missing_key_is_named(tmp_path: Path, key: str) -> None:
     sample = model_sample(tiny_model("qwen3"))

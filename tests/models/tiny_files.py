@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 CONFIG = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
-    "vocab_size": 257,
+    "vocab_size": 258,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 2,
@@ -20,8 +20,8 @@ CONFIG = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
-    "bos_token_id": 256,
-    "eos_token_id": 256,
+    "bos_token_id": 257,
+    "eos_token_id": 257,
 }
 
 
@@ -32,7 +32,7 @@ def llama_weights(dtype: torch.dtype = torch.bfloat16, tied: bool = False) -> di
     def random(*shape: int) -> torch.Tensor:
         return (0.4 * torch.randn(*shape, generator=generator)).to(dtype)
 
-    weights = {"model.embed_tokens.weight": random(257, 32)}
+    weights = {"model.embed_tokens.weight": random(258, 32)}
     for layer in range(2):
         prefix = f"model.layers.{layer}."
         for name, shape in {"q": (32, 32), "k": (16, 32), "v": (16, 32), "o": (32, 32)}.items():
@@ -43,7 +43,7 @@ def llama_weights(dtype: torch.dtype = torch.bfloat16, tied: bool = False) -> di
         weights[f"{prefix}post_attention_layernorm.weight"] = 1 + random(32)
     weights["model.norm.weight"] = 1 + random(32)
     if not tied:
-        weights["lm_head.weight"] = random(257, 32)
+        weights["lm_head.weight"] = random(258, 32)
     return weights
 
 
@@ -74,7 +74,7 @@ def byte_alphabet() -> list[str]:
 
 
 def write_gguf(path: Path, weights: dict[str, torch.Tensor]) -> Path:
-    """The same model as an F32 GGUF file, with a tokenizer of single bytes (end of text = 256)."""
+    """The same model as an F32 GGUF file, with a tokenizer of single bytes and "th"."""
     import gguf
 
     names = {
@@ -104,11 +104,11 @@ def write_gguf(path: Path, weights: dict[str, torch.Tensor]) -> Path:
     writer.add_vocab_size(CONFIG["vocab_size"])
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list([*byte_alphabet(), "<|endoftext|>"])
-    writer.add_token_types([1] * 256 + [3])
+    writer.add_token_list([*byte_alphabet(), "th", "<|endoftext|>"])
+    writer.add_token_types([1] * 257 + [3])
     writer.add_token_merges(["t h"])
-    writer.add_bos_token_id(256)
-    writer.add_eos_token_id(256)
+    writer.add_bos_token_id(257)
+    writer.add_eos_token_id(257)
     for name, tensor in weights.items():
         data = tensor.to(torch.float32).numpy()
         stem = name.removesuffix(".weight")

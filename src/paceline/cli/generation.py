@@ -208,7 +208,7 @@ def banner(model: LoadedModel, speculation: SpeculativeConfig, params: SamplingP
         model.name,
         f"{model.precision} weights and activations",
         device,
-        f"exact: {model.exact}",
+        f"exact: {model.exactness.exact}",
         f"method: {method}",
         f"seed: {params.seed}",
     ]
@@ -246,7 +246,7 @@ def as_json(answer: Answer, model: LoadedModel, params: SamplingParams) -> dict[
             "decode_s": answer.decode_s,
             "tokens_per_second": answer.tokens_per_second,
         },
-        "exact": model.exact,
+        "exact": model.exactness.exact,
         "seed": params.seed,
         "metrics": {
             "speculative_decoding": {

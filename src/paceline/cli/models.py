@@ -35,13 +35,20 @@ def run(args: argparse.Namespace) -> int:
 
 def _remove(names: list[str]) -> int:
     from paceline.models.home import megabytes
-    from paceline.models.inventory import remove
+    from paceline.models.inventory import stored_as
 
-    for name in names:
-        freed = remove(name)
-        total = freed.download + freed.prepared
-        detail = f" (download {megabytes(freed.download)}, prepared weights {megabytes(freed.prepared)})"
-        print(f"{name}: freed {megabytes(total)}{detail}" if total else f"{name}: nothing was stored")
+    for stored in [
+        stored_as(name) for name in names
+    ]:  # an unknown name is refused before anything is deleted
+        download, prepared = stored.download_size, stored.prepared_size
+        stored.delete()
+        detail = f" (download {megabytes(download)}, prepared weights {megabytes(prepared)})"
+        total = download + prepared
+        print(
+            f"{stored.name}: freed {megabytes(total)}{detail}"
+            if total
+            else f"{stored.name}: nothing was stored"
+        )
     return 0
 
 

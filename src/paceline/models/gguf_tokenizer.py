@@ -140,13 +140,11 @@ class _Vocabulary:
 def _pre_tokenizer(vocabulary: _Vocabulary) -> PreTokenizer:
     name = vocabulary.get("pre")
     if name not in PRE_TOKENIZERS:
-        says = (
-            "names no pre-tokenizer (tokenizer.ggml.pre)" if name is None else f"names pre-tokenizer {name!r}"
-        )
+        said = "is missing" if name is None else f"is {name!r}, which is not known"
         raise PacelineError(
-            f"{vocabulary.path}: {says}, which would have to be guessed: the token ids might be wrong",
-            hint=f"convert the model again with a current llama.cpp, or use its safetensors; known: "
-            f"{', '.join(PRE_TOKENIZERS)}",
+            f"{vocabulary.path}: tokenizer.ggml.pre {said}, and a guess might give wrong token ids",
+            hint="convert the model again with a current llama.cpp, or use its safetensors; "
+            f"known: {', '.join(PRE_TOKENIZERS)}",
         )
     return PRE_TOKENIZERS[name]
 

@@ -24,11 +24,26 @@ class PreparedCopy:
 
 
 @dataclass(frozen=True, slots=True)
-class Freed:
-    """What `remove` deleted, in bytes."""
+class Stored:
+    """What is on disk under one name; `delete` removes it."""
 
-    download: int
-    prepared: int
+    name: str
+    download: Path | None
+    prepared: list[PreparedCopy]
+
+    @property
+    def download_size(self) -> int:
+        return folder_size(self.download) if self.download else 0
+
+    @property
+    def prepared_size(self) -> int:
+        return sum(copy.size for copy in self.prepared)
+
+    def delete(self) -> None:
+        if self.download:
+            delete_folder(self.download)
+        for copy in self.prepared:
+            delete_folder(copy.folder)
 
 
 def prepared_copies() -> list[PreparedCopy]:
@@ -60,15 +75,12 @@ def downloaded_size(entry: CatalogEntry) -> int:
     return folder_size(entry.path.parent)
 
 
-def remove(name: str) -> Freed:
-    """Delete a catalog model (its file, unfinished downloads, prepared weights) or prepared weights by label.
-
-    Raises PacelineError if `name` is neither.
+def stored_as(name: str) -> Stored:
+    """What is on disk of a catalog model (its file, unfinished downloads, prepared weights), or the prepared
+    weights with that label. Raises PacelineError if `name` is neither.
     """
     if name in CATALOG:
-        entry = CATALOG[name]
-        prepared = sum(delete_folder(copy.folder) for copy in prepared_from(entry))
-        return Freed(delete_folder(entry.path.parent), prepared)
+        return Stored(name, CATALOG[name].path.parent, prepared_from(CATALOG[name]))
     copies = [copy for copy in prepared_copies() if name in (copy.label, copy.folder.name)]
     if not copies:
         closest = closest_alias(name)
@@ -76,15 +88,12 @@ def remove(name: str) -> Freed:
             f"nothing is stored under the name {name!r}",
             hint=f"did you mean {closest}?" if closest else "`paceline models` lists the names",
         )
-    return Freed(0, sum(delete_folder(copy.folder) for copy in copies))
+    return Stored(name, None, copies)
 
 
-def delete_folder(folder: Path) -> int:
-    """Delete `folder` and what is remembered of its files; returns the bytes freed."""
-    if not folder.exists():
-        return 0
-    freed = folder_size(folder)
+def delete_folder(folder: Path) -> None:
+    """Delete `folder`, if there is one, and what is remembered of its files."""
     for path in folder.rglob("*"):
         forget_hash(path)
-    shutil.rmtree(folder)
-    return freed
+    if folder.exists():
+        shutil.rmtree(folder)

@@ -24,6 +24,7 @@ from paceline.models.download import pull
 from paceline.models.home import Progress, file_sha256, known_sha256, silent
 from paceline.models.hub import HubId
 from paceline.models.layout import canonical_parts, check_names, prepare
+from paceline.models.probe import ProbeResult, probe
 from paceline.models.tokenizer import Tokenizer
 
 PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
@@ -46,7 +47,13 @@ class LoadedModel:
     origin: str  # e.g. "GGUF file /…/model.gguf"
     precision: str  # a key of PRECISIONS
     notes: tuple[str, ...]  # lines for the person who loads it
+    exactness: ProbeResult
     load_seconds: float
+
+    @property
+    def exact(self) -> str:
+        """What the probe found: "bitwise" or "up to ties"."""
+        return self.exactness.exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,14 +200,16 @@ def load_model(
     source = resolve(name, progress)
     parts = source.read(precision, progress)
     config = _with_context(parts.config, max_context)
+    decoder = Decoder(config, parts.weights, PRECISIONS[parts.precision], place)
     return LoadedModel(
-        decoder=Decoder(config, parts.weights, PRECISIONS[parts.precision], place),
+        decoder=decoder,
         tokenizer=parts.tokenizer,
         config=config,
         name=name,
         origin=source.origin,
         precision=parts.precision,
         notes=parts.notes,
+        exactness=probe(decoder, progress),
         load_seconds=time.perf_counter() - start,
     )
 

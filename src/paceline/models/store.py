@@ -52,8 +52,8 @@ log = logging.getLogger(__name__)
 class PreparedKey:
     """What prepared weights are made from, and in which precision.
 
-    The versions that made a copy are checked in the manifest rather than put into the folder's name: a new one
-    then replaces the old copy and leaves no gigabytes behind.
+    The versions that made a copy stand in the manifest rather than in the folder's name, so that a new one
+    replaces the old copy and leaves no gigabytes behind.
     """
 
     source_sha256: str

@@ -1,0 +1,242 @@
+"""Does a row's result depend on its neighbours? Measured on the loaded model, not assumed.
+
+The arithmetic of `ops.linear` and `ops.attention` fixes call shapes and the order of sums. The probe checks what that
+leaves to the library: that a row's bits do not depend on its place in a call or on what the other rows hold. It also
+finds where the padding may be dropped because calls of any size agree. The verdict is kept on disk for the same model
+shape, precision, torch, instruction set and number of threads.
+"""
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from paceline.models.cache import SequenceCache
+from paceline.models.config import ModelConfig
+from paceline.models.decoder import Decoder, Segment
+from paceline.models.home import Progress, home, silent, write_json
+from paceline.ops.attention import BLOCK, AttentionCalls, OpenBlocks, block_attention
+from paceline.ops.linear import Linear
+
+ARITHMETIC_VERSION = 1  # of ops.linear and ops.attention: a change of their call shapes voids kept verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """`bitwise`: rows were independent bit for bit in every trial. `culprit`: the first trial that was not.
+
+    `unpadded`: weight shapes ("out x in") whose calls of 1 … R rows all agree. `flexible`: so do attention calls.
+    """
+
+    bitwise: bool
+    culprit: str | None
+    flexible: bool
+    unpadded: tuple[str, ...] = field(default=())
+
+    @property
+    def exact(self) -> str:
+        return "bitwise" if self.bitwise else "up to ties"
+
+
+def probe(decoder: Decoder, progress: Progress = silent) -> ProbeResult:
+    """The kept verdict for this model on this machine, else a fresh one; the decoder is set up by it either way."""
+    path = home() / "probes" / f"{_key(decoder)}.json"
+    result = _kept(path)
+    if result is None:
+        result = measure(decoder, progress)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json(path, asdict(result))
+    apply(decoder, result)
+    return result
+
+
+def apply(decoder: Decoder, result: ProbeResult) -> None:
+    """Drop padding where it was shown to change nothing."""
+    for linear in decoder.linears():
+        linear.padded = _shape(linear) not in result.unpadded
+    decoder.attention_calls = AttentionCalls(decoder.attention_calls.rows, result.flexible)
+
+
+def measure(decoder: Decoder, progress: Progress = silent) -> ProbeResult:
+    """Run every trial. The decoder is left in the fixed-shape setting that the verdict on the whole model needs."""
+    by_shape: dict[str, list[Linear]] = {}
+    for linear in decoder.linears():
+        by_shape.setdefault(_shape(linear), []).append(linear)
+    steps, done = len(by_shape) + 2, 0
+    unpadded, culprit = [], None
+    for shape, linears in by_shape.items():
+        progress("checking exactness", done, steps)
+        done += 1
+        if not _rows_are_independent(linears[0]):
+            culprit = culprit or f"linear {shape}"
+        elif _any_row_count_agrees(linears[0]):
+            unpadded.append(shape)
+    progress("checking exactness", done, steps)
+    flexible = _attention_is_flexible(decoder)
+    # The whole model, as it will run: with padding dropped where that looked harmless.
+    tentative = ProbeResult(True, None, flexible, tuple(unpadded))
+    apply(decoder, tentative)
+    progress("checking exactness", done + 1, steps)
+    failed = _first_difference(decoder)
+    if failed is not None and (flexible or unpadded):
+        tentative = ProbeResult(True, None, False)
+        apply(decoder, tentative)
+        failed = _first_difference(decoder)
+    progress("checking exactness", steps, steps)
+    culprit = culprit or failed
+    return ProbeResult(culprit is None, culprit, tentative.flexible, tentative.unpadded)
+
+
+def _shape(linear: Linear) -> str:
+    out, inner = linear.weight.shape
+    return f"{out} x {inner}"
+
+
+def _random(*shape: int, like: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(like.dtype).to(like.device)
+
+
+def _rows_are_independent(linear: Linear) -> bool:
+    """Full calls: a row's bits must not change with its place in the call, nor with the rows beside it."""
+    x = _random(linear.rows, linear.weight.shape[1], like=linear.weight)
+    whole = linear(x)
+    if not torch.equal(linear(x.roll(3, 0)).roll(-3, 0), whole):
+        return False
+    mixed = x.clone()
+    mixed[1::2] = _random(*mixed[1::2].shape, like=mixed, seed=1)
+    return torch.equal(linear(mixed)[0::2], whole[0::2])
+
+
+def _any_row_count_agrees(linear: Linear) -> bool:
+    x = _random(linear.rows, linear.weight.shape[1], like=linear.weight, seed=2)
+    whole = linear.product(x, linear.weight, linear.bias)
+    wide = linear.weight.shape[0] > 32_768  # an output head: each call reads it all, so try fewer
+    counts = (1, 2, 3, 4, 5, 8, 9, 16, linear.rows - 1) if wide else range(1, linear.rows)
+    return all(
+        torch.equal(linear.product(x[:count], linear.weight, linear.bias), whole[:count]) for count in counts
+    )
+
+
+def _attention_is_flexible(decoder: Decoder) -> bool:
+    """Calls of any number of rows against fixed ones, over several contexts, row counts, a chain and a tree."""
+    c, fixed = decoder.config, AttentionCalls(decoder.attention_calls.rows)
+    like = torch.empty(0, dtype=decoder.compute_dtype, device=decoder.device)
+    blocks = 33
+    keys = _random(blocks, c.num_kv_heads, BLOCK, c.head_dim, like=like)
+    values = _random(blocks, c.num_kv_heads, BLOCK, c.head_dim, like=like, seed=1)
+    positions = torch.arange(blocks * BLOCK, device=decoder.device)
+    for context in (1, 40, 64, 200, 500, 2040):
+        for n in (1, 2, 5, 16, 32, 33, 70):
+            if context + n > blocks * BLOCK:
+                continue
+            q = _random(n, c.num_heads, c.head_dim, like=like, seed=n)
+            used = -(-(context + n) // BLOCK)
+            visible = positions[: used * BLOCK] <= torch.arange(context, context + n, device=like.device)[:, None]
+            mask = like.new_zeros(n, used * BLOCK).masked_fill_(~visible, -torch.inf).view(n, used, BLOCK)
+            first = context // BLOCK
+            slots = torch.arange((used - first) * BLOCK, device=like.device).repeat(n, 1)
+            for opened in (None, OpenBlocks(first, slots)):
+                results = [
+                    block_attention(q, keys[:used], values[:used], mask, opened, calls)
+                    for calls in (fixed, AttentionCalls(fixed.rows, flexible=True))
+                ]
+                if not torch.equal(*results):
+                    return False
+    return True
+
+
+def _first_difference(decoder: Decoder) -> str | None:
+    """Logits of the same tokens by many ways of running them; the name of the first that differs in a bit."""
+    context, rows = _lengths(decoder.config)
+    if rows < 2:
+        return None
+    tokens = torch.randint(
+        decoder.config.vocab_size, (context + rows,), generator=torch.Generator().manual_seed(0)
+    ).tolist()
+    pool = decoder.new_pool(4 * (context + rows + 4 * BLOCK))
+    prefix = pool.new_sequence()
+    _run(decoder, prefix, tokens[:context])
+
+    def after_prefix(sizes: list[int]) -> torch.Tensor:
+        cache, logits, start = prefix.fork(), [], context
+        for size in sizes:
+            logits.append(_run(decoder, cache, tokens[start : start + size]))
+            start += size
+        cache.release()
+        return torch.cat(logits)
+
+    single = after_prefix([1] * rows)  # [rows, V]
+    for size in sorted({2, 3, 5, rows}):
+        if not torch.equal(after_prefix([size] * (rows // size)), single[: rows // size * size]):
+            return f"chains of {size} rows"
+    cold = pool.new_sequence()
+    if not torch.equal(_run(decoder, cold, tokens)[context:], single):
+        return "prefill in one pass"
+    if not torch.equal(_tree(decoder, prefix, tokens[context:]), single):
+        return "a tree"
+    other = pool.new_sequence()
+    pair = decoder.forward([Segment(other, tokens[3:20]), Segment(prefix, tokens[context:])])
+    if not torch.equal(decoder.logits(pair.hidden[17:]), single):
+        return "two sequences in one pass"
+    return None
+
+
+def _lengths(config: ModelConfig) -> tuple[int, int]:
+    """Context and rows of the trial: across a block border where the model reaches that far."""
+    rows = min(10, config.max_context // 2)
+    return min(BLOCK - 4, config.max_context - rows), rows
+
+
+def _run(decoder: Decoder, cache: SequenceCache, tokens: list[int]) -> torch.Tensor:
+    out = decoder.forward([Segment(cache, tokens)])
+    cache.commit(range(len(tokens)))
+    return decoder.logits(out.hidden)
+
+
+def _tree(decoder: Decoder, prefix: SequenceCache, tokens: list[int]) -> torch.Tensor:
+    """The tokens as one path of a tree, a stranger before each of them; the path's logits."""
+    ids, parents, path = [], [], []
+    parent = -1
+    for token in tokens:
+        ids += [(token + 1) % decoder.config.vocab_size, token]
+        parents += [parent, parent]
+        parent = len(ids) - 1
+        path.append(parent)
+    out = decoder.forward([Segment(prefix, ids, parents)])
+    return decoder.logits(out.hidden)[path]
+
+
+def _key(decoder: Decoder) -> str:
+    shape = replace(decoder.config, max_context=0, bos_token_id=None, eos_token_ids=())
+    facts = {
+        "arithmetic": ARITHMETIC_VERSION,
+        "config": shape.to_json(),
+        "dtype": str(decoder.dtype),
+        "device": _device_name(decoder.device),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    flags = ""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        pass  # not Linux: the capability alone must do
+    return f"{torch.backends.cpu.get_cpu_capability()} {hashlib.sha256(flags.encode()).hexdigest()[:16]}"
+
+
+def _kept(path: Path) -> ProbeResult | None:
+    try:
+        fields = json.loads(path.read_text())
+        return ProbeResult(**{**fields, "unpadded": tuple(fields["unpadded"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
