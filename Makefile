@@ -8,7 +8,7 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 PYTEST := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 # Unpinned, torch brings gigabytes of CUDA libraries to machines that cannot use them. Both are empty where there is a GPU.
@@ -88,6 +88,7 @@ distclean: clean
 	@touch $@
 
 $(VENV)/.stamp-torch: constraints/cpu.txt | $(VENV)/.stamp-venv
+	@echo "installing torch into $(VENV), which may take some minutes …"
 	$(PIP) torch $(TORCH_CONSTRAINT) $(TORCH_INDEX)
 	@touch $@
 
@@ -100,5 +101,5 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-install
 	@touch $@
 
 .venv-oldest/.stamp-oldest: pyproject.toml constraints/oldest.txt | .venv-oldest/.stamp-venv
-	.venv-oldest/bin/python -m pip install --disable-pip-version-check -c constraints/oldest.txt $(TORCH_INDEX) -e '.[test]'
+	.venv-oldest/bin/python -m pip install --quiet --disable-pip-version-check -c constraints/oldest.txt $(TORCH_INDEX) -e '.[test]'
 	@touch $@

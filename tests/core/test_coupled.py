@@ -311,7 +311,7 @@ def test_typical_checks_its_parameters(values):
 
 
 def test_typical_threshold_by_hand():
-    """p = (.05, .95): exp(−H) = .82, so the bar is min(.09, .3·.82) = .09; 20 equal tokens: min(.09, .3/20)."""
+    """p = (.05, .95): exp(−H) = .82, so the bar is min(.09, .3·.82) = .09; 20 equal ones: .3/20."""
     two = torch.tensor([0.05, 0.95], dtype=torch.float64)
     flat = torch.full((20,), 0.05, dtype=torch.float64)
 

@@ -173,7 +173,7 @@ def test_float64_rows_have_the_same_law(rule, drafter, tables):
     assert total_variation(law, target_law(target)) < 1e-14
 
 
-# Controls: each must be caught, and by how much is known from an independent enumeration of the same mistakes.
+# Controls: ways of being subtly wrong. Each must be caught.
 
 
 def argmax_with_soft_row(context, table, draws):

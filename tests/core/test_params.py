@@ -21,10 +21,10 @@ BAD = [
     ("repetition_penalty", [0, -1, math.nan, math.inf]),
     ("logprobs", [-1, True, 1.5]),
     ("ignore_eos", [1, None]),
-    ("stop", ["", ["a", ""], [3]]),
-    ("stop_token_ids", [[-1], [1.5], [True]]),
-    ("logit_bias", [{1: 101}, {1: -100.5}, {1: math.nan}, {-1: 0}, {"3": 1}]),
-    ("bad_words", [[[]], [[1, -2]], [[True]]]),
+    ("stop", ["", ["a", ""], [3], 3]),
+    ("stop_token_ids", [[-1], [1.5], [True], 5]),
+    ("logit_bias", [{1: 101}, {1: -100.5}, {1: math.nan}, {-1: 0}, {"3": 1}, 7, [1, 2]]),
+    ("bad_words", [[[]], [[1, -2]], [[True]], [3], 3, ["no"]]),
 ]
 
 
@@ -69,6 +69,7 @@ def test_defaults_are_vllms():
         {"seed": 2**64 - 1, "n": 128, "max_tokens": 10**9, "min_tokens": 10**9},
         {"logit_bias": {0: -100, 1: 100}, "repetition_penalty": 1e-3},
         {"stop": [], "stop_token_ids": [], "bad_words": [], "logit_bias": {}, "logprobs": 0},
+        {"stop": None, "stop_token_ids": None, "bad_words": None, "logit_bias": None},
     ],
 )
 def test_extremes_are_accepted(values):

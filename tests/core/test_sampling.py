@@ -228,8 +228,17 @@ def test_a_row_of_nothing_is_an_error_before_and_after_masks():
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "values",
-    [{"temperature": 0}, {}, {"temperature": 0.5}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}]
-    + [{"logit_bias": {3: 1.0}}, {"repetition_penalty": 1.5}, {"bad_words": [[4]]}],
+    [
+        {"temperature": 0},
+        {},
+        {"temperature": 0.5},
+        {"top_k": 5},
+        {"top_p": 0.5},
+        {"min_p": 0.1},
+        {"logit_bias": {3: 1.0}},
+        {"repetition_penalty": 1.5},
+        {"bad_words": [[4]]},
+    ],
 )
 def test_inputs_keep_every_bit(dtype, values):
     rows = torch.randn(3, 50, generator=torch.Generator().manual_seed(0)).to(dtype)

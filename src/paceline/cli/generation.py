@@ -20,6 +20,7 @@ from paceline.drafters.config import SpeculativeConfig
 from paceline.engine.detokenize import IncrementalDetokenizer
 from paceline.engine.statistics import SpeculationStatistics
 from paceline.errors import PacelineError
+from paceline.models.home import Progress
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.progress import terminal_progress
 from paceline.models.tokenizer import Tokenizer
@@ -53,7 +54,7 @@ def generate(
         dtype=args.dtype,
         device=default_device() if args.device == "auto" else args.device,
         max_context=args.max_context,
-        progress=terminal_progress(),
+        progress=PatientProgress(terminal_progress()),
     )
     tokenizer = require_tokenizer(model)
     prompt_ids = encode_prompt(tokenizer, prompt, args.system, args.raw)
@@ -155,6 +156,22 @@ def decode_text(
         decode_s=end - prefilled,
         statistics=count(steps),
     )
+
+
+class PatientProgress:
+    """Hands on what takes longer than a second: of a start from prepared weights there is nothing to tell."""
+
+    def __init__(self, inner: Progress) -> None:
+        self._inner = inner
+        self._what: str | None = None
+        self._since = 0.0
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.perf_counter()
+        if what != self._what:
+            self._what, self._since = what, now
+        if now - self._since > 1:
+            self._inner(what, done, total)
 
 
 class PrefillProgress:

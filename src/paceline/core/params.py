@@ -48,11 +48,12 @@ class SamplingParams:
     """Report the chosen token's log-probability and this many of the likeliest; None is off."""
 
     def __post_init__(self) -> None:
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+        stop = (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop)
+        words = tuple(_listed("bad_words: a word", word) for word in _listed("bad_words", self.bad_words))
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
-        object.__setattr__(self, "bad_words", tuple(tuple(word) for word in self.bad_words))
-        object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        object.__setattr__(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
+        object.__setattr__(self, "bad_words", words)
+        object.__setattr__(self, "logit_bias", _mapped("logit_bias", self.logit_bias))
         self._check_numbers()
         self._check_tokens()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -121,6 +122,21 @@ class SamplingParams:
                 raise PacelineError("bad_words holds an empty sequence; each must have one token id or more")
             for token in word:
                 _check_integer("bad_words: a token id", token, 0)
+
+
+def _listed(name: str, value: Any) -> tuple[Any, ...]:
+    """A copy nobody else holds; None, which is vLLM's way to say nothing, is empty."""
+    try:
+        return () if value is None else tuple(value)
+    except TypeError:
+        raise PacelineError(f"{name} is {value!r}; it must be a list") from None
+
+
+def _mapped(name: str, value: Any) -> dict[Any, Any]:
+    try:
+        return {} if value is None else dict(value)
+    except (TypeError, ValueError):
+        raise PacelineError(f"{name} is {value!r}; it must map token ids to numbers") from None
 
 
 def _check_real(name: str, value: Any, low: float, high: float, *, above: bool = False) -> None:

@@ -8,7 +8,6 @@ argmax log p + g with g = -log E); the race needs no normalisation.
 
 import random
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, Self
 
@@ -170,9 +169,3 @@ def without_replacement(weights: Any, k: int, draws: Draws) -> list[int]:
         weights = weights * 1  # a copy, for torch and numpy alike
         weights[chosen[-1]] = 0
     return chosen
-
-
-__all__: Sequence[str] = [
-    "CounterNoise", "Draws", "GeneratorDraws", "Noise", "Randomness", "draw_seed", "exponential", "race",
-    "stream_key", "token_hash", "without_replacement",
-]  # fmt: skip

@@ -5,8 +5,9 @@ One forward takes rows of any number of sequences: prompt chunks, single tokens,
 alone (see `ops.linear` and `ops.attention`).
 """
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -78,6 +79,7 @@ class _Plan:
     blocks: torch.Tensor | slice  # pool blocks to read
     write_to: tuple[torch.Tensor, torch.Tensor]  # pool block and offset of each row
     positions: torch.Tensor  # [n]
+    reach: list[int]  # blocks up to each row's own position
     open_blocks: OpenBlocks | None
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)  # by sliding window, [n, blocks, 64]
 
@@ -138,6 +140,14 @@ class Decoder:
         for layer in self.layers:
             yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
         yield self.head
+
+    def first_layers(self, count: int) -> "Decoder":
+        """A decoder of the first `count` layers with the same norm and head; the weights are shared."""
+        shorter = copy.copy(self)
+        windows = self.config.sliding_windows[:count]
+        shorter.config = replace(self.config, num_layers=count, sliding_windows=windows)
+        shorter.layers = self.layers[:count]
+        return shorter
 
     def new_pool(self, positions: int) -> KVPool:
         """A block pool with room for `positions` rows."""
@@ -228,7 +238,7 @@ class Decoder:
         pool.values[index][plan.write_to[0], :, plan.write_to[1]] = v
         keys = pool.keys[index][plan.blocks].to(self.compute_dtype)  # [blocks, kv_heads, 64, head_dim]
         values = pool.values[index][plan.blocks].to(self.compute_dtype)
-        return block_attention(q, keys, values, plan.masks[window], plan.open_blocks, self.attention_calls)
+        return block_attention(q, keys, values, plan.masks[window], plan.reach, plan.open_blocks, self.attention_calls)
 
     def _mlp(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
         eps = self.config.rms_norm_eps
@@ -272,6 +282,7 @@ class Decoder:
             blocks=cache.block_index(stored if paths is not None else blocks),
             write_to=cache.slots(cache.length, n),
             positions=positions,
+            reach=[(cache.length + depth) // BLOCK + 1 for depth in depths],
             open_blocks=None if paths is None else _open_blocks(paths, cache.length, blocks, self.device),
             masks=masks,
         )

@@ -136,11 +136,11 @@ def _attention_is_flexible(decoder: Decoder) -> bool:
             used = -(-(context + n) // BLOCK)
             visible = positions[: used * BLOCK] <= torch.arange(context, context + n, device=like.device)[:, None]
             mask = like.new_zeros(n, used * BLOCK).masked_fill_(~visible, -torch.inf).view(n, used, BLOCK)
-            first = context // BLOCK
+            first, reach = context // BLOCK, [(context + row) // BLOCK + 1 for row in range(n)]
             slots = torch.arange((used - first) * BLOCK, device=like.device).repeat(n, 1)
             for opened in (None, OpenBlocks(first, slots)):
                 results = [
-                    block_attention(q, keys[:used], values[:used], mask, opened, calls)
+                    block_attention(q, keys[:used], values[:used], mask, reach, opened, calls)
                     for calls in (fixed, AttentionCalls(fixed.rows, flexible=True))
                 ]
                 if not torch.equal(*results):

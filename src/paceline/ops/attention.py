@@ -7,6 +7,7 @@ on (all masked, exact zeros) change nothing. A block that holds an uncommitted t
 the row's own path: siblings never stand between its keys. Prefill, decoding, chains and trees all come through here.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -44,14 +45,16 @@ def block_attention(
     keys: torch.Tensor,
     values: torch.Tensor,
     mask: torch.Tensor,
+    reach: Sequence[int],
     open_blocks: OpenBlocks | None,
     calls: AttentionCalls,
 ) -> torch.Tensor:
     """softmax(q kᵀ + mask) v, head by head.
 
     q: [n, heads, head_dim], scaled. keys, values: [blocks, kv_heads, 64, head_dim] of one sequence, q's precision.
-    mask: [n, blocks, 64], 0 or −inf by absolute position; each row sees at least one key. With `open_blocks` the mask
-    may cover fewer blocks than are stored (a tree needs more slots than positions). Returns [n, heads, head_dim].
+    mask: [n, blocks, 64], 0 or −inf by absolute position; each row sees at least one key, and none from block
+    `reach[row]` on. With `open_blocks` the mask may cover fewer blocks than are stored (a tree needs more slots than
+    positions). Returns [n, heads, head_dim].
     """
     n, heads, head_dim = q.shape
     kv_heads = keys.shape[1]
@@ -66,7 +69,9 @@ def block_attention(
         size = rows.stop - rows.start if calls.flexible else calls.rows
         size = max(size, calls.rows)
         own = None if opened is None else opened.rows(rows)
-        tiles.append(_tile(grouped[rows], keys, values, mask[rows], own, size, calls.rows))
+        # blocks that no row of the tile reaches would only add zeros
+        seen = mask[rows, : max(reach[rows])] if opened is None else mask[rows]
+        tiles.append(_tile(grouped[rows], keys, values, seen, own, size, calls.rows))
     out = tiles[0] if len(tiles) == 1 else torch.cat(tiles)
     return out.reshape(n, heads, head_dim)
 

@@ -1,0 +1,219 @@
+"""The joint law of the first tokens that `decode` emits: exact, by enumeration, and counted, by running it.
+
+`tally` calls `paceline.decode.decode` once a draw, for cases and controls (cases with one planted fault) alike.
+`law_cases.py` lists them; `test_decode_law.py` runs them in the test lane, `bench/verify_law.py` with more draws.
+"""
+
+import math
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from typing import Any
+from unittest import mock
+
+import torch
+from law_models import TableDrafter, Target, Tokens
+from scipy.stats import chi2, poisson
+from torch import Tensor
+
+from paceline.core import path, rng
+from paceline.core.params import SamplingParams
+from paceline.core.proposal import Proposal
+from paceline.core.rng import CounterNoise
+from paceline.core.tree import ROOT
+from paceline.decode import Step, decode
+
+Law = dict[Tokens, float]
+
+LENGTH = 3  # tokens whose joint law is compared
+POSITIONS = 12  # max_tokens of the cases: room for a tree of six nodes at each of the first three tokens
+PLAIN = SamplingParams(max_tokens=POSITIONS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that a draw's law depends on. Nothing else is passed to `decode`.
+
+    `consecutive`: draws take the seeds 0, 1, 2, …; else each draws a fresh one. `plant`: names and what replaces them
+    while it runs, for controls. `samples`: drafted tokens are chosen by chance.
+    """
+
+    name: str
+    rule: Any
+    drafter: Callable[[], TableDrafter]
+    target: Callable[[], Target]
+    params: SamplingParams = PLAIN
+    prompt: Tokens = (2,)
+    num_draft_tokens: int = 6
+    consecutive: bool = False
+    samples: bool = True
+    plant: Mapping[str, Any] = field(default_factory=dict)
+    law_of: Callable[[], Target] | None = None  # a smaller target with the same law
+
+    @property
+    def law(self) -> Law:
+        return exact_law((self.law_of or self.target)(), self.prompt, self.params)
+
+    def seeds(self, first: int, count: int) -> Sequence[int]:
+        """Seeds of the draws from `first` on: the same at every run, so that a verdict is final."""
+        if self.consecutive:
+            return range(first, first + count)
+        source = random.Random(f"{self.name}, from {first}")
+        return [source.getrandbits(53) for _ in range(count)]
+
+
+# The exact law: softmax, nucleus and chain rule written out here, nothing of ours but the logits
+
+
+def probabilities(logits: Sequence[float], temperature: float, top_p: float) -> list[float]:
+    """Softmax at a temperature, kept to the fewest likeliest tokens that hold `top_p` of it."""
+    peak = max(logits)
+    weights = [math.exp((logit - peak) / temperature) for logit in logits]
+    mass, kept = top_p * math.fsum(weights), [0.0] * len(weights)
+    for token in sorted(range(len(weights)), key=lambda token: -weights[token]):
+        if top_p < 1 and math.fsum(kept) >= mass:
+            break
+        kept[token] = weights[token]
+    total = math.fsum(kept)
+    return [weight / total for weight in kept]
+
+
+def exact_law(target: Target, prompt: Tokens, params: SamplingParams) -> Law:
+    """Probability of each sequence of LENGTH tokens that is possible."""
+    law: Law = {(): 1.0}
+    for _ in range(LENGTH):
+        longer: Law = {}
+        for tokens, probability in law.items():
+            row = probabilities(target.logits(prompt + tokens).tolist(), params.temperature, params.top_p)
+            longer |= {(*tokens, token): probability * p for token, p in enumerate(row) if p > 0}
+        law = longer
+    return law
+
+
+# Counting
+
+
+@dataclass
+class Tally:
+    """What many draws of one case came to. Only what happened to the first LENGTH tokens counts."""
+
+    counts: Counter[Tokens] = field(default_factory=Counter)
+    with_rejection: int = 0
+    with_acceptance: int = 0
+
+    @property
+    def draws(self) -> int:
+        return self.counts.total()
+
+    def add(self, other: "Tally") -> None:
+        self.counts.update(other.counts)
+        self.with_rejection += other.with_rejection
+        self.with_acceptance += other.with_acceptance
+
+
+def tally(case: Case, seeds: Sequence[int]) -> Tally:
+    """One call of `decode` a seed, up to its first LENGTH tokens."""
+    result, target, drafter = Tally(), case.target().decoder, case.drafter()
+    with ExitStack() as planted, torch.inference_mode():
+        for name, fault in case.plant.items():
+            planted.enter_context(mock.patch(name, fault))
+        planted.enter_context(mock.patch("paceline.decode.draw_seed", iter(seeds).__next__))
+        for _ in seeds:
+            tokens: Tokens = ()
+            rejected = accepted = False
+            steps = decode(target, case.prompt, case.params, drafter, case.num_draft_tokens, rule=case.rule)
+            while len(tokens) < LENGTH:
+                step = next(steps)
+                kept = min(step.num_accepted_tokens, LENGTH - len(tokens))
+                accepted |= kept > 0
+                rejected |= len(tokens) + kept < LENGTH and _ended_in_rejection(step, drafter.last)
+                tokens += step.token_ids
+            steps.close()
+            result.counts[tokens[:LENGTH]] += 1
+            result.with_rejection += rejected
+            result.with_acceptance += accepted
+    return result
+
+
+def _ended_in_rejection(step: Step, proposal: Proposal) -> bool:
+    """More was drafted after the accepted path, and none of it stood."""
+    node: int | None = ROOT
+    for token in step.token_ids[: step.num_accepted_tokens]:
+        node = proposal.child_with(node, token)
+        assert node is not None, "a token counted as accepted was never drafted"
+    return bool(proposal.children(node))
+
+
+def p_value(counts: Counter[Tokens], law: Law) -> float:
+    """How likely counts as far from the law, or farther, are under it; 0 if something impossible was drawn.
+
+    Chi-square over the cells with 5 or more expected; the others together as one, or, where even they are few, as a
+    Poisson number beside it.
+    """
+    if any(tokens not in law for tokens in counts):
+        return 0.0
+    draws = counts.total()
+    pairs = [(counts[tokens], draws * probability) for tokens, probability in law.items()]
+    cells = [pair for pair in pairs if pair[1] >= 5]
+    rest = [pair for pair in pairs if pair[1] < 5]
+    rest_seen, rest_expected = sum(seen for seen, _ in rest), math.fsum(expected for _, expected in rest)
+    if rest_expected >= 5:
+        cells.append((rest_seen, rest_expected))
+    statistic = math.fsum((seen - expected) ** 2 / expected for seen, expected in cells)
+    p = float(chi2.sf(statistic, len(cells) - 1)) if len(cells) > 1 else 1.0
+    return min(p, float(poisson.sf(rest_seen - 1, rest_expected)) if rest_expected < 5 else 1.0)
+
+
+# Short cuts for the test lane: pure functions of a row, or of a seed, worked out once instead of at every draw
+
+
+def quick_tally(case: Case, seeds: Sequence[int], at_once: int = 5000) -> Tally:
+    """`tally` at three times the speed, bit for bit the same draws. For cases on tables."""
+    result = Tally()
+    with mock.patch.object(path, "token_weights", _remembering(case)):
+        for first in range(0, len(seeds), at_once):
+            some = seeds[first : first + at_once]
+            noise = _noise_table(some, case.target().decoder.config.vocab_size) if case.consecutive else {}
+            planted = {"paceline.decode.CounterNoise": partial(TableNoise, table=noise)} if noise else {}
+            result.add(tally(replace(case, plant={**planted, **case.plant}), some))
+    return result
+
+
+def _remembering(case: Case) -> Callable[..., Tensor]:
+    """`token_weights` once a row: under the case's parameters it depends on nothing else."""
+    assert not (case.params.has_penalties or case.params.min_tokens or case.params.bad_words)
+    shipped = path.token_weights
+    known: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def token_weights(logits: Tensor, *others: Any) -> Tensor:
+        key = logits.data_ptr()
+        if key not in known:  # the row is held too: its address cannot come to mean another
+            known[key] = logits, shipped(logits, *others)
+        return known[key][1]
+
+    return token_weights
+
+
+def _noise_table(seeds: Sequence[int], vocab_size: int) -> dict[tuple[int, int], Tensor]:
+    """CounterNoise.exponentials of every (seed, position) in one call: a key joins as the id it amounts to."""
+    places = list(product(seeds, range(2 * LENGTH)))
+    step = pow(rng._GOLDEN, -1, 1 << 64)
+    shifts = [rng._signed((rng.stream_key(seed, 0, position) * step) % (1 << 64)) for seed, position in places]
+    ids = torch.tensor(shifts)[:, None] + torch.arange(vocab_size)
+    rows = rng.exponential(rng.token_hash(0, ids.flatten())).view(len(places), vocab_size)
+    return dict(zip(places, rows.unbind(), strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class TableNoise(CounterNoise):
+    """CounterNoise with its numbers looked up; everything else is the shipped code."""
+
+    table: Mapping[tuple[int, int], Tensor] = field(default_factory=dict, repr=False)
+
+    def exponentials(self, token_ids: Tensor) -> Tensor:
+        row = self.table[self.seed, self.position]
+        return row if len(token_ids) == len(row) else row[token_ids]
