@@ -1,7 +1,7 @@
 """What batch-invariant arithmetic costs: one pass of the decoder against the same pass with naive operators.
 
-Naive: linear layers in one call of whatever size, attention through torch's `scaled_dot_product_attention` in the model's
-precision. Both run in turn, the ratio of medians is printed for a few row counts, contexts and a prefill.
+Naive: linear layers in one call of whatever size, attention through torch's `scaled_dot_product_attention` in the
+model's precision. Both run in turn, the ratio of medians is printed for a few row counts, contexts and a prefill.
 
     python bench/exactness_cost.py --model smollm2-135m
 """
@@ -89,7 +89,10 @@ def main() -> int:
     facts = provenance()
     model = load_model(args.model, dtype=args.dtype, progress=terminal_progress())
     exact, naive = model.decoder, naive_twin(model.decoder)
-    print(f"{model.name} {args.dtype}, exact: {model.exact}, padding needed: {sum(x.padded for x in exact.linears())} linears")
+    print(
+        f"{model.name} {args.dtype}, exact: {model.exact}, "
+        f"padding needed: {sum(x.padded for x in exact.linears())} linears"
+    )
     print(f"{'pass':>24} {'exact ms':>9} {'naive ms':>9} {'ratio':>6}")
     results = []
     shapes = [(context, rows, rows) for context in (128, 1024) for rows in (1, 6, 16, 32)] + [(0, 512, 1)]

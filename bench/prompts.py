@@ -1,4 +1,4 @@
-"""Prompts for the scripts here: chat, code, copying, tables, and four of more than 700 tokens. Written for this project."""
+"""Prompts for the scripts here, written for this project: chat, code, copying, tables, and four above 700 tokens."""
 
 from pathlib import Path
 
@@ -9,14 +9,14 @@ SHORT = (
     "Write a Python function that returns the n-th Fibonacci number, then call it for n = 1 to 10.",
     "List the first twelve prime numbers, separated by commas.",
     "Translate into French: The library opens at nine and closes at six, except on Sundays.",
-    "Summarise in one sentence: A heat pump moves heat from a cold place to a warm one. It uses a fluid that boils at a low "
-    "temperature, a compressor and two heat exchangers. It needs less energy than it moves.",
+    "Summarise in one sentence: A heat pump moves heat from a cold place to a warm one. It uses a fluid that boils at "
+    "a low temperature, a compressor and two heat exchangers. It needs less energy than it moves.",
     "Repeat this sentence three times: The quick brown fox jumps over the lazy dog while the cat sleeps.",
     "A train leaves at 14:05 and arrives at 17:50. How long is the journey? Show each step.",
     'Fix this JSON: {"name": "Ada", "born": 1815, "languages": ["English", "French", "published": true}',
     "What is the capital of Australia, and why is it not Sydney?",
     "Write a short poem about rain in the city, four lines.",
-    "Rename the variable x to total in this code:\nx = 0\nfor item in items:\n    x = x + item.price\nprint(x)\nreturn x",
+    "Rename the variable x to total:\nx = 0\nfor item in items:\n    x = x + item.price\nprint(x)\nreturn x",
     "Give three reasons to learn a second language.",
     "Complete the table:\n| n | n squared |\n|---|---|\n| 1 | 1 |\n| 2 | 4 |\n| 3 | 9 |\n| 4 |",
     "Write a polite e-mail that moves a meeting from Tuesday to Thursday.",

@@ -45,12 +45,13 @@ def main() -> int:
         draft = target.decoder.first_layers(DRAFT_LAYERS)
     else:
         draft = load_model(args.draft_model, dtype=args.dtype, progress=terminal_progress()).decoder
-    drafters: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter, "draft_model": lambda: DraftModelDrafter(draft)}
+    drafters: dict[str, Callable[[], Drafter]] = {
+        "ngram": NgramDrafter,
+        "draft_model": lambda: DraftModelDrafter(draft),
+    }
     # a long prompt among the first few, so that a short run sees one
     chosen = [LONG[0], *(prompt for prompt in PROMPTS if prompt != LONG[0])][: args.prompts]
-    prompts = [
-        target.tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) for prompt in chosen
-    ]
+    prompts = [target.tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) for prompt in chosen]
 
     log = args.log or Path(__file__).parent / "results" / f"verify_matrix-{args.model}-{args.dtype}.jsonl"
     cells = _read(log)
@@ -92,7 +93,8 @@ def summarise(cells: list[Cell]) -> int:
     for line in missing:
         print(f"note: {line}")
     print(
-        f"{len(cells)} cells, {sum(cell.tokens for cell in cells)} tokens: {len(different)} cells differ from plain decoding; "
+        f"{len(cells)} cells, {sum(cell.tokens for cell in cells)} tokens: "
+        f"{len(different)} cells differ from plain decoding; "
         f"{sum(cell.drafted for cell in cells)} drafted, {sum(cell.accepted for cell in cells)} accepted, "
         f"{sum(cell.passes for cell in cells)} passes"
     )

@@ -30,8 +30,7 @@ from paceline.decode import Step, decode
 Law = dict[Tokens, float]
 
 LENGTH = 3  # tokens whose joint law is compared
-POSITIONS = 12  # max_tokens of the cases: room for a tree of six nodes at each of the first three tokens
-PLAIN = SamplingParams(max_tokens=POSITIONS)
+PLAIN = SamplingParams(max_tokens=12)
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from functools import cache, partial
 from typing import Any
 
 import torch
-from law import POSITIONS, Case
+from law import LENGTH, Case
 from law_models import Table, TableCache, TableDrafter, TinyTarget, Tokens, likeliest, near, random_row
 from torch import Tensor
 
-from paceline.core.drafting import Draw, DraftSampler
+from paceline.core.drafting import DraftSampler, Draw
 from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal, Verdict
 from paceline.core.rng import CounterNoise, GeneratorDraws, Randomness, stream_key, token_hash
@@ -18,7 +18,6 @@ from paceline.core.tree import ROOT
 from paceline.core.verify import Block, Coupled, Rule, Standard, TargetRows
 
 VOCAB, FIVE, WIDE = 4, 5, 152_000
-FILTERED = SamplingParams(temperature=0.8, top_p=0.85, max_tokens=POSITIONS)
 
 TARGET = Table(random_row("target", VOCAB), VOCAB)
 DRAFT = Table(near(TARGET.logits, "draft", VOCAB), VOCAB)
@@ -44,17 +43,23 @@ coupled = partial(on_table, rule=Coupled(), consecutive=True)
 standard = partial(on_table, rule=Standard())
 block = partial(on_table, rule=Block())
 
+# `max_tokens` leaves the first step just room for the whole draft: what follows the third token costs time for nothing
+CHAIN, TREE, WIDER = (SamplingParams(max_tokens=LENGTH + more) for more in (0, 2, 4))
+
 PLAIN_CASES = (
-    coupled("coupled, chain", drafter=drafter(1, 1), params=SamplingParams(max_tokens=3)),
-    coupled("coupled, sampled siblings", drafter=drafter(2, 1)),
-    coupled("coupled, pruned at will", drafter=drafter(2, 2, edit=by_what_was_drawn)),
-    standard("standard, chain", drafter=drafter(1, 1)),
-    standard("standard, sampled siblings", drafter=drafter(2, 1)),
-    standard("standard, fixed chain", drafter=drafter(1, 1, pick=likeliest), samples=False),
-    standard("standard, fixed siblings", drafter=drafter(2, 1, pick=likeliest), samples=False),
-    block("block, chain", drafter=drafter(1, 1, 1)),
+    coupled("coupled, chain", drafter=drafter(1, 1), params=CHAIN),
+    coupled("coupled, sampled siblings", drafter=drafter(2, 1), params=TREE),
+    coupled("coupled, pruned at will", drafter=drafter(2, 1, edit=by_what_was_drawn), params=TREE),
+    standard("standard, chain", drafter=drafter(1, 1), params=CHAIN),
+    standard("standard, sampled siblings", drafter=drafter(2, 1), params=TREE),
+    standard("standard, fixed chain", drafter=drafter(1, 1, pick=likeliest), samples=False, params=CHAIN),
+    standard("standard, fixed siblings", drafter=drafter(2, 1, pick=likeliest), samples=False, params=TREE),
+    block("block, chain", drafter=drafter(1, 1), params=CHAIN),
 )
-FILTERED_CASES = tuple(replace(case, name=f"{case.name}, filtered", params=FILTERED) for case in PLAIN_CASES)
+FILTERED_CASES = tuple(
+    replace(case, name=f"{case.name}, filtered", params=replace(case.params, temperature=0.8, top_p=0.85))
+    for case in PLAIN_CASES
+)
 
 tiny_target = cache(partial(TinyTarget, FIVE))
 TINY_CASES = tuple(
@@ -63,7 +68,7 @@ TINY_CASES = tuple(
         rule,
         drafter(2, 1, table=Table(random_row("five", FIVE), FIVE)),
         tiny_target,
-        SamplingParams(temperature=1.5, max_tokens=POSITIONS),
+        SamplingParams(temperature=1.5, max_tokens=LENGTH + 2),
         prompt=(0, 2, 1),
         consecutive=rule.name == "coupled",
     )

@@ -9,7 +9,7 @@ import tiny
 import torch
 from torch import Tensor
 
-from paceline.core.drafting import Draw, DraftSampler
+from paceline.core.drafting import DraftSampler, Draw
 from paceline.core.proposal import Proposal, ProposalBuilder
 from paceline.core.tree import ROOT
 from paceline.drafters.base import SequenceView

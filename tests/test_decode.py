@@ -96,9 +96,7 @@ def test_the_trees_and_the_stranger_are_really_verified(target: Decoder) -> None
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("k", [1, 2, 3, 5])
-def test_the_target_as_its_own_drafter_is_always_accepted(
-    target: Decoder, params: SamplingParams, k: int
-) -> None:
+def test_the_target_as_its_own_drafter_is_always_accepted(target: Decoder, params: SamplingParams, k: int) -> None:
     steps = list(decode(target, PROMPT, params, DraftModelDrafter(target), k))
     assert all(step.num_accepted_tokens == step.num_draft_tokens for step in steps[:-1])
     assert len(steps) == -(-60 // (k + 1))
@@ -211,7 +209,9 @@ def test_eos_can_be_ignored_and_min_tokens_bans_it(target: Decoder) -> None:
 
 @pytest.mark.parametrize("length", range(59, 64))
 def test_the_context_is_filled_to_its_last_position(length: int) -> None:
-    target = tiny.tiny_decoder("llama", max_position_embeddings=64, rope_parameters={"rope_type": "default", "rope_theta": 1e4})
+    target = tiny.tiny_decoder(
+        "llama", max_position_embeddings=64, rope_parameters={"rope_type": "default", "rope_theta": 1e4}
+    )
     prompt = tiny.prompt(length)
     for limit in (None, 1000):
         params = SamplingParams(temperature=0, max_tokens=limit)

@@ -5,6 +5,7 @@ The batched engine does the same for many sequences at once and is tested agains
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -103,7 +104,7 @@ def decode(
             out = target.forward([Segment(cache, rows, (-1, *(p + 1 for p in proposal.parents)))], taps=layers)
             logits = target.logits(out.hidden)  # [1 + N, V]
             # 4. Verify, and cut what was accepted at the first stop token or at the limit.
-            weights = TargetWeights(sampler, proposal, lambda node, logits=logits: logits[node + 1])
+            weights = TargetWeights(sampler, proposal, partial(row_after, logits))
             verdict = rule.verify(proposal, weights, Randomness(sampler.noise, draws))
             tokens, finish_reason = cut(verdict.tokens(proposal), left, stop_ids)
             # 5. Commit the rows of the tokens kept; the newest token has none yet.
@@ -131,9 +132,12 @@ def token_limit(prompt_length: int, params: SamplingParams, max_context: int) ->
     return room if params.max_tokens is None else min(room, params.max_tokens)
 
 
-def cut(
-    tokens: tuple[int, ...], left: int, stop_ids: frozenset[int]
-) -> tuple[tuple[int, ...], str | None]:
+def row_after(logits: torch.Tensor, node: int) -> torch.Tensor:
+    """The target's row after a node of the proposal; row 0 is the root's (node −1)."""
+    return logits[node + 1]
+
+
+def cut(tokens: tuple[int, ...], left: int, stop_ids: frozenset[int]) -> tuple[tuple[int, ...], str | None]:
     """The run up to its first stop token or its limit, and why it ended there (None if it goes on)."""
     for count, token in enumerate(tokens[:left], start=1):
         if token in stop_ids:
@@ -149,9 +153,12 @@ def features(
     logits: torch.Tensor | None = None,
     proposal: Proposal | None = None,
 ) -> Features:
-    """What a drafter asked to see of a pass, at the rows that were kept. Without `logits` [T, V]: hidden states alone."""
+    """What a drafter asked to see of a pass, at the rows kept; without `logits` [T, V] hidden states alone."""
     index = torch.tensor(list(rows), device=out.hidden.device)
-    hidden = {layer: (target.final_hidden(out.hidden) if layer < 0 else out.taps[layer])[index] for layer in needs.hidden_layers}
+    hidden = {
+        layer: (target.final_hidden(out.hidden) if layer < 0 else out.taps[layer])[index]
+        for layer in needs.hidden_layers
+    }
     if logits is None or proposal is None:
         return Features(hidden)
     top = logits[index].topk(needs.top_tokens).indices if needs.top_tokens else None

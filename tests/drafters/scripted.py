@@ -30,7 +30,9 @@ class ScriptedDrafter(NoDrafter):
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
         for sequence in sequences:
-            assert list(sequence.token_ids[:-1]) == self.observed.get(sequence.request_id, []), "a token went unobserved"
+            assert list(sequence.token_ids[:-1]) == self.observed.get(sequence.request_id, []), (
+                "a token went unobserved"
+            )
         return [
             self.script(self.text[len(sequence.token_ids) :], budget)
             for sequence, budget in zip(sequences, budgets, strict=True)

@@ -54,9 +54,7 @@ def test_one_such_layer_among_sound_ones_of_its_shape_is_found_on_the_whole_mode
     assert decoder.layers[2].down.padded
 
 
-def test_the_verdict_is_kept_per_model_shape_and_thread_count(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verdict_is_kept_per_model_shape_and_thread_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
     decoder = tiny.tiny_decoder("llama")
     first = probe.probe(decoder)

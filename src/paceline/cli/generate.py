@@ -56,9 +56,7 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         help="0 takes the likeliest token (default: %(default)s)")  # fmt: skip
     add("--top-p", type=float, default=SAMPLING.top_p, metavar="P",
         help="keep the fewest likeliest tokens that hold this share of the probability")  # fmt: skip
-    add(
-        "--top-k", type=int, default=SAMPLING.top_k, metavar="K", help="keep the K likeliest tokens; 0 is off"
-    )
+    add("--top-k", type=int, default=SAMPLING.top_k, metavar="K", help="keep the K likeliest tokens; 0 is off")
     add("--min-p", type=float, default=SAMPLING.min_p, metavar="P",
         help="drop tokens less likely than this fraction of the likeliest")  # fmt: skip
     add("--seed", type=int, metavar="N", help="the same seed, the same tokens (default: drawn, and shown)")
@@ -128,17 +126,13 @@ def read_prompt(args: argparse.Namespace) -> str:
             prompt = Path(args.file).read_text(encoding="utf-8").removesuffix("\n")
         elif args.prompt in (None, "-"):
             if sys.stdin is None or sys.stdin.isatty():
-                raise PacelineError(
-                    "there is no prompt", hint='paceline generate "…", --file PATH, or a pipe'
-                )
+                raise PacelineError("there is no prompt", hint='paceline generate "…", --file PATH, or a pipe')
             prompt = sys.stdin.read().removesuffix("\n")
         else:
             prompt = args.prompt
         prompt.encode()  # a command line that is not UTF-8 arrives as lone surrogates
     except UnicodeError as error:
-        raise PacelineError(
-            "the prompt is not UTF-8 text", hint="convert it first, for instance with iconv"
-        ) from error
+        raise PacelineError("the prompt is not UTF-8 text", hint="convert it first, for instance with iconv") from error
     if not prompt.strip():
         raise PacelineError("the prompt is empty", hint='give some text: paceline generate "…"')
     return prompt

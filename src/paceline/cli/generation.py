@@ -43,9 +43,7 @@ class Answer:
         return len(self.token_ids) / self.decode_s if self.decode_s else 0.0
 
 
-def generate(
-    args: argparse.Namespace, prompt: str, params: SamplingParams, speculation: SpeculativeConfig
-) -> int:
+def generate(args: argparse.Namespace, prompt: str, params: SamplingParams, speculation: SpeculativeConfig) -> int:
     check_method(speculation.method)
     if args.threads is not None:
         set_threads(args.threads)
@@ -58,9 +56,7 @@ def generate(
     )
     tokenizer = require_tokenizer(model)
     prompt_ids = encode_prompt(tokenizer, prompt, args.system, args.raw)
-    token_limit(
-        len(prompt_ids), params, model.config.max_context
-    )  # refuse a long prompt before loading a draft model
+    token_limit(len(prompt_ids), params, model.config.max_context)  # refuse a long prompt before loading a draft model
     if speculation.num_speculative_tokens == 0:
         speculation = SpeculativeConfig(method="none", num_speculative_tokens=0)
     drafter = create_drafter(speculation, model)
@@ -69,9 +65,7 @@ def generate(
     for line in (*model.notes, banner(model, speculation, params)):
         print(line, file=sys.stderr)
     show = hide if args.json else write
-    answer = decode_text(
-        model, tokenizer, prompt_ids, params, drafter, speculation.num_speculative_tokens, show
-    )
+    answer = decode_text(model, tokenizer, prompt_ids, params, drafter, speculation.num_speculative_tokens, show)
     if args.json:
         print(json.dumps(as_json(answer, model, params), ensure_ascii=False))
     else:

@@ -37,18 +37,12 @@ def _remove(names: list[str]) -> int:
     from paceline.models.home import megabytes
     from paceline.models.inventory import stored_as
 
-    for stored in [
-        stored_as(name) for name in names
-    ]:  # an unknown name is refused before anything is deleted
+    for stored in [stored_as(name) for name in names]:  # an unknown name is refused before anything is deleted
         download, prepared = stored.download_size, stored.prepared_size
         stored.delete()
         detail = f" (download {megabytes(download)}, prepared weights {megabytes(prepared)})"
         total = download + prepared
-        print(
-            f"{stored.name}: freed {megabytes(total)}{detail}"
-            if total
-            else f"{stored.name}: nothing was stored"
-        )
+        print(f"{stored.name}: freed {megabytes(total)}{detail}" if total else f"{stored.name}: nothing was stored")
     return 0
 
 
@@ -78,9 +72,7 @@ def _report() -> dict[str, Any]:
             }
             for entry in CATALOG.values()
         ],
-        "prepared": [
-            {"name": copy.label, **describe(copy)} for copy in copies if copy.source_sha256 not in known
-        ],
+        "prepared": [{"name": copy.label, **describe(copy)} for copy in copies if copy.source_sha256 not in known],
     }
 
 
@@ -88,9 +80,7 @@ def _print(report: dict[str, Any]) -> None:
     from paceline.models.home import megabytes
 
     def prepared(model: dict[str, Any]) -> str:
-        return (
-            ", ".join(f"{copy['precision']} {megabytes(copy['size'])}" for copy in model["prepared"]) or "-"
-        )
+        return ", ".join(f"{copy['precision']} {megabytes(copy['size'])}" for copy in model["prepared"]) or "-"
 
     def state(model: dict[str, Any]) -> str:
         if model["downloaded"]:

@@ -11,9 +11,7 @@ def add_parser(subparsers: Any) -> None:
         help="download a model",
         description="Download a model and print where it lies. A re-run goes on where it stopped.",
     )
-    parser.add_argument(
-        "name", help="a name of `paceline models`, or a Hub id: owner/name[@revision][:file.gguf]"
-    )
+    parser.add_argument("name", help="a name of `paceline models`, or a Hub id: owner/name[@revision][:file.gguf]")
 
 
 def run(args: argparse.Namespace) -> int:

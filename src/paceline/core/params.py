@@ -83,9 +83,7 @@ class SamplingParams:
         }
         for name, ids in named.items():
             if ids and max(ids) >= vocab_size:
-                raise PacelineError(
-                    f"{name} names token {max(ids)} and the vocabulary has {vocab_size} tokens"
-                )
+                raise PacelineError(f"{name} names token {max(ids)} and the vocabulary has {vocab_size} tokens")
         if self.logprobs is not None and self.logprobs > vocab_size:
             raise PacelineError(f"logprobs is {self.logprobs} and the vocabulary has {vocab_size} tokens")
 

@@ -43,9 +43,7 @@ class DenseDraftProbs:
 
     def renumbered(self, new_index: Mapping[int, int]) -> "DenseDraftProbs":
         kept = [i for i, parent in enumerate(self.parents) if parent in new_index]
-        return DenseDraftProbs(
-            tuple(new_index[self.parents[i]] for i in kept), tuple(self.rows[i] for i in kept)
-        )
+        return DenseDraftProbs(tuple(new_index[self.parents[i]] for i in kept), tuple(self.rows[i] for i in kept))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +58,7 @@ class SparseDraftProbs:
     def __post_init__(self) -> None:
         _check_rows(self.parents, len(self.token_ids))
         if self.token_ids.shape != self.probs.shape:
-            raise ValueError(
-                f"{tuple(self.token_ids.shape)} ids with {tuple(self.probs.shape)} probabilities"
-            )
+            raise ValueError(f"{tuple(self.token_ids.shape)} ids with {tuple(self.probs.shape)} probabilities")
 
     def row(self, parent: int) -> Row:
         i = self.parents.index(parent)

@@ -78,9 +78,7 @@ def adjusted_logits(
     peak = float(logits.max())  # max hands on NaN, so that one pass checks the row
     if not math.isfinite(peak):
         culprit = "nothing but -inf" if peak == -math.inf else f"{peak}"
-        raise BadLogitsError(
-            f"the logits at generated position {history.position} hold {culprit}", history.position
-        )
+        raise BadLogitsError(f"the logits at generated position {history.position} hold {culprit}", history.position)
     banned = _banned_tokens(params, history, end_tokens)
     if allowed is None and not banned and not params.logit_bias and not params.has_penalties:
         return logits

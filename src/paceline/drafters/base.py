@@ -23,8 +23,8 @@ class Needs:
     """What a drafter asks of the target's passes; the engine checks it once, when it is built.
 
     `hidden_layers`: output of these layers at every committed token (−1: the state that the output head reads).
-    `top_tokens`: the target's k likeliest tokens at every verified node; `scratch_argmax`: its arg-max at scratch nodes.
-    `early_layer`: the drafter's proposals carry hidden states after this many layers, and verification goes on from them.
+    `top_tokens`: the target's k likeliest tokens at every kept node; `scratch_argmax`: its arg-max at scratch nodes.
+    `early_layer`: proposals carry hidden states after this many layers, and verification goes on from them.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -96,7 +96,7 @@ DrafterFactory = Callable[[SpeculativeConfig, LoadedModel], Drafter]
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A registry line: where a method's factory lives, and which configuration keys it takes besides the common ones."""
+    """A registry line: where a method's factory lives, and which configuration keys it takes of its own."""
 
     factory: str  # "module:attribute", imported when the method is first asked for
     summary: str
@@ -119,12 +119,10 @@ METHODS: dict[str, Method] = {
 
 
 def create_drafter(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
-    """The drafter that a configuration names. Raises PacelineError for an unknown method or an option it does not take."""
+    """The drafter that a configuration names. Raises PacelineError for an unknown method or a foreign option."""
     method = METHODS.get(config.method)
     if method is None:
-        raise PacelineError(
-            f"unknown speculative method {config.method!r}", hint=f"one of: {', '.join(METHODS)}"
-        )
+        raise PacelineError(f"unknown speculative method {config.method!r}", hint=f"one of: {', '.join(METHODS)}")
     foreign = sorted(config.options() - method.options)
     if foreign:
         raise PacelineError(

@@ -51,9 +51,7 @@ class SpeculativeConfig:
         for key, value in values.items():
             name = ALIASES.get(key, key)
             if name not in known:
-                raise PacelineError(
-                    f"speculative_config has no key {key!r}", hint=f"keys: {', '.join(sorted(known))}"
-                )
+                raise PacelineError(f"speculative_config has no key {key!r}", hint=f"keys: {', '.join(sorted(known))}")
             if name in found:
                 raise PacelineError(f"speculative_config gives {name} twice, once as {key!r}")
             found[name] = value
@@ -64,11 +62,7 @@ class SpeculativeConfig:
     def options(self) -> set[str]:
         """The method's own keys that were set."""
         common = {"method", "num_speculative_tokens"}
-        return {
-            item.name
-            for item in fields(self)
-            if item.name not in common and getattr(self, item.name) is not None
-        }
+        return {item.name for item in fields(self) if item.name not in common and getattr(self, item.name) is not None}
 
 
 def _check_integer(name: str, value: object, low: int, high: int) -> None:

@@ -15,9 +15,7 @@ class SpeculationStatistics:
     num_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    acceptance_histogram: list[int] = field(
-        default_factory=list
-    )  # [k]: passes that accepted k drafted tokens
+    acceptance_histogram: list[int] = field(default_factory=list)  # [k]: passes that accepted k drafted tokens
 
     def add(self, num_tokens: int, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Count one pass."""

@@ -13,30 +13,37 @@ from paceline.errors import PacelineError
 from paceline.models.config import ModelConfig
 from paceline.ops.attention import BLOCK
 
+FIRST_BLOCKS = 16
+
 
 class CacheFull(PacelineError):
     """No block is free; nothing was changed."""
 
 
 class KVPool:
-    """The blocks of all sequences of one model: [layers, blocks, kv_heads, 64, head_dim] each for keys and values."""
+    """The blocks of all sequences of one model: [layers, blocks, kv_heads, 64, head_dim] each for keys and values.
 
-    def __init__(
-        self, config: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        shape = (config.num_layers, num_blocks, config.num_kv_heads, BLOCK, config.head_dim)
-        self.keys = torch.empty(shape, dtype=dtype, device=device)  # touched block by block, as taken
+    It may hold `num_blocks`; memory is taken as they are needed, doubling each time.
+    """
+
+    def __init__(self, config: ModelConfig, num_blocks: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.num_blocks = num_blocks
+        shape = (config.num_layers, 0, config.num_kv_heads, BLOCK, config.head_dim)
+        self.keys = torch.empty(shape, dtype=dtype, device=device)
         self.values = torch.empty(shape, dtype=dtype, device=device)
-        self._references = [0] * num_blocks
-        self._free = list(range(num_blocks - 1, -1, -1))
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self._references)
+        self._references: list[int] = []
+        self._free: list[int] = []
 
     @property
     def blocks_in_use(self) -> int:
         return len(self._references) - len(self._free)
+
+    def _grow(self) -> None:
+        held = len(self._references)
+        total = min(self.num_blocks, max(FIRST_BLOCKS, 2 * held))
+        self.keys, self.values = (_larger(store, total) for store in (self.keys, self.values))
+        self._references.extend([0] * (total - held))
+        self._free.extend(range(total - 1, held - 1, -1))
 
     def new_sequence(self) -> "SequenceCache":
         return SequenceCache(self)
@@ -137,3 +144,11 @@ class SequenceCache:
 
     def release(self) -> None:
         self.truncate(0)
+
+
+def _larger(store: torch.Tensor, blocks: int) -> torch.Tensor:
+    layers, held, *block = store.shape
+    with torch.inference_mode(False):  # born in a forward, but written outside of one too
+        larger = store.new_empty(layers, blocks, *block)
+        larger[:, :held] = store
+    return larger

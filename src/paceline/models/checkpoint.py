@@ -193,8 +193,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
             entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
             tensors = {name: _stored(name, path, entry) for name, entry in entries.items()}
             extents = {
-                name: (int(entry["data_offsets"][0]), int(entry["data_offsets"][1]))
-                for name, entry in entries.items()
+                name: (int(entry["data_offsets"][0]), int(entry["data_offsets"][1])) for name, entry in entries.items()
             }
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise damaged("its header cannot be read") from error
@@ -213,9 +212,7 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def _stored(name: str, path: Path, entry: dict[str, Any]) -> StoredTensor:
-    return StoredTensor(
-        canonical_name(name), name, path, str(entry["dtype"]), tuple(int(n) for n in entry["shape"])
-    )
+    return StoredTensor(canonical_name(name), name, path, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]))
 
 
 def canonical_name(name: str) -> str:

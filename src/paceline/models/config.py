@@ -39,9 +39,7 @@ class RopeConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:
-            raise PacelineError(
-                f"rope type {self.kind!r} is not supported", hint=f"supported: {', '.join(ROPE_KINDS)}"
-            )
+            raise PacelineError(f"rope type {self.kind!r} is not supported", hint=f"supported: {', '.join(ROPE_KINDS)}")
         if self.kind in ("llama3", "yarn") and self.original_max_position is None:
             raise PacelineError(f"rope type {self.kind!r} needs original_max_position_embeddings")
         if self.kind == "llama3" and (self.low_freq_factor is None or self.high_freq_factor is None):
@@ -83,13 +81,9 @@ class ModelConfig:
                 f"model family {self.family!r} is not supported", hint=f"supported: {', '.join(FAMILIES)}"
             )
         if self.num_heads % self.num_kv_heads:
-            raise PacelineError(
-                f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}"
-            )
+            raise PacelineError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if len(self.sliding_windows) != self.num_layers:
-            raise PacelineError(
-                f"{len(self.sliding_windows)} layer types are given for {self.num_layers} layers"
-            )
+            raise PacelineError(f"{len(self.sliding_windows)} layer types are given for {self.num_layers} layers")
         if self.activation not in ("silu", "gelu_tanh"):
             raise PacelineError(f"activation {self.activation!r} is not supported")
 
@@ -170,9 +164,7 @@ def _yarn(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> tuple[t
     return interpolated * (1 - extrapolation) + extrapolated * extrapolation, float(attention_factor)
 
 
-def config_from_hf(
-    config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None
-) -> ModelConfig:
+def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelConfig:
     """Our description of a Hugging Face `config.json`; its defaults and both rope spellings come from transformers."""
     raw = _text_config(config)
     family = _family(raw)
@@ -230,9 +222,7 @@ def _family(raw: Mapping[str, Any]) -> str:
         raise PacelineError("config.json has no model_type", hint="is this a language model's folder?")
     family = "gemma3" if model_type in ("gemma3_text", "gemma3") else str(model_type)
     if family not in FAMILIES:
-        raise PacelineError(
-            f"model type {model_type!r} is not supported", hint=f"supported: {', '.join(FAMILIES)}"
-        )
+        raise PacelineError(f"model type {model_type!r} is not supported", hint=f"supported: {', '.join(FAMILIES)}")
     return family
 
 
@@ -245,9 +235,7 @@ def _refuse_unknown_rope(raw: Mapping[str, Any]) -> None:
         for entry in per_layer_type or [scaling]:
             kind = entry.get("rope_type", entry.get("type", "default"))
             if kind not in ROPE_KINDS:
-                raise PacelineError(
-                    f"rope type {kind!r} is not supported", hint=f"supported: {', '.join(ROPE_KINDS)}"
-                )
+                raise PacelineError(f"rope type {kind!r} is not supported", hint=f"supported: {', '.join(ROPE_KINDS)}")
             if entry.get("partial_rotary_factor", 1.0) != 1.0:
                 raise PacelineError("a partial rotary embedding is not supported")
 
@@ -269,8 +257,7 @@ def _rope(parameters: Mapping[str, Any], hf: Any) -> RopeConfig:
         theta=float(parameters["rope_theta"]),
         kind=kind,
         factor=1.0 if factor is None else float(factor),
-        original_max_position=original
-        or (hf.max_position_embeddings if kind in ("yarn", "llama3") else None),
+        original_max_position=original or (hf.max_position_embeddings if kind in ("yarn", "llama3") else None),
         low_freq_factor=parameters.get("low_freq_factor"),
         high_freq_factor=parameters.get("high_freq_factor"),
         beta_fast=parameters.get("beta_fast") or 32.0,
@@ -283,10 +270,10 @@ def _rope(parameters: Mapping[str, Any], hf: Any) -> RopeConfig:
 
 
 def _windows(hf: Any, raw: Mapping[str, Any]) -> tuple[int | None, ...]:
-    window = getattr(hf, "sliding_window", None)
+    window: int | None = getattr(hf, "sliding_window", None)
     layer_types = getattr(hf, "layer_types", None)
     if layer_types is None:
-        return (window if hf.model_type == "mistral" else None,) * hf.num_hidden_layers
+        return (window if hf.model_type == "mistral" else None,) * int(hf.num_hidden_layers)
     unknown = set(layer_types) - {"full_attention", "sliding_attention"}
     if unknown:
         raise PacelineError(f"layer type {sorted(unknown)[0]!r} is not supported")
@@ -301,7 +288,8 @@ def _activation(name: str) -> str:
 
 
 def _first(value: Any) -> int | None:
-    return value[0] if isinstance(value, list) else value
+    first = value[0] if isinstance(value, list) else value
+    return None if first is None else int(first)
 
 
 def _eos_union(*configs: Mapping[str, Any]) -> tuple[int, ...]:

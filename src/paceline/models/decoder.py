@@ -208,16 +208,13 @@ class Decoder:
         c = self.config
         qkv = layer.qkv(rms_norm(x, layer.attention_norm, c.rms_norm_eps))
         heads = qkv.view(x.shape[0], -1, c.head_dim)
-        q, k, v = heads.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)  # [T, heads, head_dim]
+        q, k, v = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)  # [T, heads, head_dim]
         if layer.q_norm is not None and layer.k_norm is not None:
             q, k = rms_norm(q, layer.q_norm, c.rms_norm_eps), rms_norm(k, layer.k_norm, c.rms_norm_eps)
         rope = c.local_rope if layer.window is not None and c.local_rope is not None else c.rope
         q = rotate(q.to(self.compute_dtype), rotary[rope]) * c.attention_scale
         k = rotate(k.to(self.compute_dtype), rotary[rope]).to(self.dtype)
-        out = [
-            self._attend(layer.window, index, q[plan.rows], k[plan.rows], v[plan.rows], plan)
-            for plan in plans
-        ]
+        out = [self._attend(layer.window, index, q[plan.rows], k[plan.rows], v[plan.rows], plan) for plan in plans]
         mixed = (out[0] if len(out) == 1 else torch.cat(out)).to(self.dtype)
         y = layer.output(mixed.view(x.shape[0], -1))
         if layer.post_attention_norm is not None:

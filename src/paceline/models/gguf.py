@@ -33,9 +33,7 @@ class GgufFile:
 
     def weight_names(self) -> list[str]:
         """Canonical (Hugging Face) names of the weights, read from nothing but the header."""
-        return [
-            canonical_name(name, self.architecture) for name in self.tensors if name != "rope_freqs.weight"
-        ]
+        return [canonical_name(name, self.architecture) for name in self.tensors if name != "rope_freqs.weight"]
 
     def weights(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
         """Each weight by canonical name, dequantised to `dtype` on the CPU, one in memory at a time."""

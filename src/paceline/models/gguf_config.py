@@ -103,9 +103,7 @@ class _Metadata:
             return default
         if isinstance(value, list):
             if len(set(value)) != 1:
-                raise PacelineError(
-                    f"{self.path}: '{self.arch}.{key}' differs between layers, which is not supported"
-                )
+                raise PacelineError(f"{self.path}: '{self.arch}.{key}' differs between layers, which is not supported")
             return value[0]
         return value
 
@@ -163,9 +161,7 @@ def _rope(meta: _Metadata, file: GgufFile) -> RopeConfig:
     if kind is None:
         kind = "linear" if meta.get("rope.scaling.factor") or meta.get("rope.scale_linear") else "none"
     if kind not in ("none", "linear", "yarn"):
-        raise PacelineError(
-            f"{meta.path}: rope scaling type {kind!r} is not supported", hint="supported: linear, yarn"
-        )
+        raise PacelineError(f"{meta.path}: rope scaling type {kind!r} is not supported", hint="supported: linear, yarn")
     factors = None
     if "rope_freqs.weight" in file.tensors:
         factors = tuple(file.read("rope_freqs.weight", torch.float32).flatten().tolist())
@@ -180,18 +176,14 @@ def _rope(meta: _Metadata, file: GgufFile) -> RopeConfig:
         None,
         1.0,
     ):
-        raise PacelineError(
-            f"{meta.path}: yarn with a log multiplier or an extrapolation factor is not supported"
-        )
+        raise PacelineError(f"{meta.path}: yarn with a log multiplier or an extrapolation factor is not supported")
     attention = "rope.scaling.yarn_attn_factor"
     attention = attention if meta.get(attention) is not None else "rope.scaling.attn_factor"
     return RopeConfig(
         theta,
         kind="yarn",
         factor=factor,
-        original_max_position=meta.integer(
-            "rope.scaling.original_context_length", meta.integer("context_length")
-        ),
+        original_max_position=meta.integer("rope.scaling.original_context_length", meta.integer("context_length")),
         beta_fast=meta.number("rope.scaling.yarn_beta_fast", 32.0),
         beta_slow=meta.number("rope.scaling.yarn_beta_slow", 1.0),
         attention_factor=meta.number(attention) if meta.get(attention) is not None else None,

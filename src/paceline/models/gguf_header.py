@@ -158,9 +158,7 @@ def _read_header(reader: _Reader, path: Path, part: int) -> Header:
     reader.at = 4
     version = reader.scalar("<I")
     if version & 0xFFFF == 0:
-        raise PacelineError(
-            f"{path}: is a big-endian GGUF file", hint="get the little-endian file of the model"
-        )
+        raise PacelineError(f"{path}: is a big-endian GGUF file", hint="get the little-endian file of the model")
     if version not in (2, 3):
         raise PacelineError(f"{path}: GGUF version {version} is not supported", hint="supported: 2 and 3")
     num_tensors, num_values = reader.scalar("<Q"), reader.scalar("<Q")

@@ -58,9 +58,7 @@ PRE_TOKENIZERS = {
         ignore_merges=True,
         adds_bos=True,
     ),
-    "deepseek-coder": PreTokenizer(
-        (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+"), individual_digits=True
-    ),
+    "deepseek-coder": PreTokenizer((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+"), individual_digits=True),
     "deepseek-v3": PreTokenizer(
         (
             r"\p{N}{1,3}",
@@ -118,9 +116,7 @@ class _Vocabulary:
     def token_id(self, key: str) -> int | None:
         index: int | None = self.get(f"{key}_token_id")
         if index is not None and not 0 <= index < len(self.tokens):
-            raise PacelineError(
-                f"{self.path}: {key}_token_id is {index}, the vocabulary has {len(self.tokens)} tokens"
-            )
+            raise PacelineError(f"{self.path}: {key}_token_id is {index}, the vocabulary has {len(self.tokens)} tokens")
         return index
 
     def _spelled(self, index: int) -> str:
@@ -195,9 +191,7 @@ def _bpe(vocabulary: _Vocabulary, merges: list[tuple[str, str]], **options: Any)
     try:
         return Backend(models.BPE(vocab=vocabulary.ids, merges=merges, **options))
     except Exception as error:  # tokenizers raises a bare Exception: a merge of tokens that do not exist
-        raise PacelineError(
-            f"{vocabulary.path}: the tokenizer's merges do not fit its vocabulary: {error}"
-        ) from error
+        raise PacelineError(f"{vocabulary.path}: the tokenizer's merges do not fit its vocabulary: {error}") from error
 
 
 def _merges_from_scores(vocabulary: _Vocabulary) -> list[tuple[str, str]]:

@@ -32,11 +32,7 @@ class HubId:
         return HubId(match["repo"], match["revision"] or match["late"], match["file"])
 
     def __str__(self) -> str:
-        return (
-            self.repo
-            + (f"@{self.revision}" if self.revision else "")
-            + (f":{self.file}" if self.file else "")
-        )
+        return self.repo + (f"@{self.revision}" if self.revision else "") + (f":{self.file}" if self.file else "")
 
     def fetch(self) -> Path:
         """The snapshot's folder, or the one GGUF file if the id names it; downloads what is missing."""

@@ -5,7 +5,7 @@ them into the tensors that the decoder holds and that the prepared-weights cache
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -27,43 +27,48 @@ class Part:
 
 def canonical_parts(config: ModelConfig) -> dict[str, Part]:
     """Every weight that the model needs, by canonical name."""
+    matrix = (config.vocab_size, config.hidden_size)
+    parts = {
+        "model.embed_tokens.weight": Part("embed", matrix),
+        "model.norm.weight": Part("norm", (config.hidden_size,)),
+    }
+    if not config.tie_embeddings:
+        parts["lm_head.weight"] = Part("head", matrix)
+    for layer in range(config.num_layers):
+        for name, part in _layer_parts(config).items():
+            parts[f"model.layers.{layer}.{name}"] = replace(part, name=f"layers.{layer}.{part.name}")
+    return parts
+
+
+def _layer_parts(config: ModelConfig) -> dict[str, Part]:
     c = config
     hidden, q_width, kv_width = c.hidden_size, c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-    parts = {
-        "model.embed_tokens.weight": Part("embed", (c.vocab_size, hidden)),
-        "model.norm.weight": Part("norm", (hidden,)),
-    }
-    if not c.tie_embeddings:
-        parts["lm_head.weight"] = Part("head", (c.vocab_size, hidden))
-    for layer in range(c.num_layers):
-        source, target = f"model.layers.{layer}.", f"layers.{layer}."
+    parts: dict[str, Part] = {}
 
-        def linear(
-            name: str, out: int, inner: int, part: str, bias: bool, index: int = 0, count: int = 1
-        ) -> None:
-            parts[f"{source}{name}.weight"] = Part(f"{target}{part}", (out, inner), index, count)
-            if bias:
-                parts[f"{source}{name}.bias"] = Part(f"{target}{part}_bias", (out,), index, count)
+    def linear(name: str, out: int, inner: int, part: str, bias: bool, index: int = 0, count: int = 1) -> None:
+        parts[f"{name}.weight"] = Part(part, (out, inner), index, count)
+        if bias:
+            parts[f"{name}.bias"] = Part(f"{part}_bias", (out,), index, count)
 
-        def norm(name: str, part: str, width: int = hidden) -> None:
-            parts[f"{source}{name}.weight"] = Part(f"{target}{part}", (width,))
+    def norm(name: str, part: str, width: int = hidden) -> None:
+        parts[f"{name}.weight"] = Part(part, (width,))
 
-        norm("input_layernorm", "attention_norm")
-        for index, (name, width) in enumerate((("q", q_width), ("k", kv_width), ("v", kv_width))):
-            linear(f"self_attn.{name}_proj", width, hidden, "qkv", c.qkv_bias, index, 3)
-        linear("self_attn.o_proj", hidden, q_width, "output", c.output_bias)
-        if c.qk_norm:
-            norm("self_attn.q_norm", "q_norm", c.head_dim)
-            norm("self_attn.k_norm", "k_norm", c.head_dim)
-        if c.sandwich_norms:
-            norm("post_attention_layernorm", "post_attention_norm")
-            norm("pre_feedforward_layernorm", "mlp_norm")
-            norm("post_feedforward_layernorm", "post_mlp_norm")
-        else:
-            norm("post_attention_layernorm", "mlp_norm")
-        linear("mlp.gate_proj", c.intermediate_size, hidden, "gate_up", c.mlp_bias, 0, 2)
-        linear("mlp.up_proj", c.intermediate_size, hidden, "gate_up", c.mlp_bias, 1, 2)
-        linear("mlp.down_proj", hidden, c.intermediate_size, "down", c.mlp_bias)
+    norm("input_layernorm", "attention_norm")
+    for index, (name, width) in enumerate((("q", q_width), ("k", kv_width), ("v", kv_width))):
+        linear(f"self_attn.{name}_proj", width, hidden, "qkv", c.qkv_bias, index, 3)
+    linear("self_attn.o_proj", hidden, q_width, "output", c.output_bias)
+    if c.qk_norm:
+        norm("self_attn.q_norm", "q_norm", c.head_dim)
+        norm("self_attn.k_norm", "k_norm", c.head_dim)
+    if c.sandwich_norms:
+        norm("post_attention_layernorm", "post_attention_norm")
+        norm("pre_feedforward_layernorm", "mlp_norm")
+        norm("post_feedforward_layernorm", "post_mlp_norm")
+    else:
+        norm("post_attention_layernorm", "mlp_norm")
+    linear("mlp.gate_proj", c.intermediate_size, hidden, "gate_up", c.mlp_bias, 0, 2)
+    linear("mlp.up_proj", c.intermediate_size, hidden, "gate_up", c.mlp_bias, 1, 2)
+    linear("mlp.down_proj", hidden, c.intermediate_size, "down", c.mlp_bias)
     return parts
 
 
@@ -112,9 +117,7 @@ def prepare(
                 continue
             raise PacelineError(f"weight {name} has no place in a {config.family} model")
         if tuple(tensor.shape) != part.shape:
-            raise PacelineError(
-                f"weight {name} has shape {list(tensor.shape)}, the config says {list(part.shape)}"
-            )
+            raise PacelineError(f"weight {name} has shape {list(tensor.shape)}, the config says {list(part.shape)}")
         # Gemma multiplies by its norm weights in float32; everything else lives in the model's precision
         is_gemma_norm = config.family == "gemma3" and name.endswith("norm.weight")
         tensor = tensor.to(torch.float32 if is_gemma_norm else dtype)

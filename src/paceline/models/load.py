@@ -39,9 +39,7 @@ class LoadedModel:
     """A model ready to run, and how it was loaded: lossless means relative to this."""
 
     decoder: Decoder
-    tokenizer: (
-        Tokenizer | None
-    )  # None: a checkpoint without tokenizer files, which takes and gives token ids only
+    tokenizer: Tokenizer | None  # None: a checkpoint without tokenizer files, which takes and gives token ids only
     config: ModelConfig
     name: str  # as the user gave it
     origin: str  # e.g. "GGUF file /…/model.gguf"
@@ -105,9 +103,7 @@ class GGUFSource:
         if match is None:
             return [self.path]
         count = int(match["count"])
-        parts = [
-            self.path.with_name(f"{match['stem']}-{n:05d}-of-{count:05d}.gguf") for n in range(1, count + 1)
-        ]
+        parts = [self.path.with_name(f"{match['stem']}-{n:05d}-of-{count:05d}.gguf") for n in range(1, count + 1)]
         for part in parts:
             if not part.is_file():
                 raise PacelineError(
@@ -233,9 +229,7 @@ def _own_precision(dtype: torch.dtype) -> tuple[str, tuple[str, ...]]:
         if known == dtype:
             return name, ()
     # every float16 value is a float32 value; bf16 would drop bits
-    return "fp32", (
-        "the checkpoint is float16: it runs in fp32, which changes no weight (bf16 is faster, but rounds)",
-    )
+    return "fp32", ("the checkpoint is float16: it runs in fp32, which changes no weight (bf16 is faster, but rounds)",)
 
 
 def _device(device: str) -> torch.device:
@@ -243,9 +237,7 @@ def _device(device: str) -> torch.device:
         place = torch.device(device)
     except RuntimeError as error:
         raise PacelineError(f"unknown device {device!r}", hint="known: cpu, cuda, cuda:0 …") from error
-    if place.type == "cuda" and (
-        not torch.cuda.is_available() or (place.index or 0) >= torch.cuda.device_count()
-    ):
+    if place.type == "cuda" and (not torch.cuda.is_available() or (place.index or 0) >= torch.cuda.device_count()):
         raise PacelineError(
             f"device {device} is not available ({torch.cuda.device_count()} CUDA devices found)",
             hint="use --device cpu, or install a CUDA build of torch",

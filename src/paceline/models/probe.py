@@ -115,9 +115,7 @@ def _any_row_count_agrees(linear: Linear) -> bool:
     whole = linear.product(x, linear.weight, linear.bias)
     wide = linear.weight.shape[0] > 32_768  # an output head: each call reads it all, so try fewer
     counts = (1, 2, 3, 4, 5, 8, 9, 16, linear.rows - 1) if wide else range(1, linear.rows)
-    return all(
-        torch.equal(linear.product(x[:count], linear.weight, linear.bias), whole[:count]) for count in counts
-    )
+    return all(torch.equal(linear.product(x[:count], linear.weight, linear.bias), whole[:count]) for count in counts)
 
 
 def _attention_is_flexible(decoder: Decoder) -> bool:

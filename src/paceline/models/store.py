@@ -41,9 +41,7 @@ STORE_VERSION = 1
 _MAKER = f"paceline {__version__}, store {STORE_VERSION}, layout {LAYOUT_VERSION}"
 ALIGNMENT = 64  # bytes: a cache line, and what vector loads like
 _SLACK = 64 << 20  # tokenizer, manifest, padding
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float32, torch.float64)
-}
+_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float32, torch.float64)}
 
 log = logging.getLogger(__name__)
 
@@ -89,9 +87,7 @@ class PreparedModel:
         return self.folder / "tokenizer"
 
 
-def get(
-    key: PreparedKey, label: str, build: Callable[[], Recipe], progress: Progress = silent
-) -> PreparedModel:
+def get(key: PreparedKey, label: str, build: Callable[[], Recipe], progress: Progress = silent) -> PreparedModel:
     """The prepared model of `key`: mapped from disk, and prepared first if there is no good copy."""
     prepared = _open(key, label, progress)
     if prepared is not None:
@@ -107,9 +103,7 @@ def get(
         raise unwritable(prepared_folder(), error) from error
     prepared = prepared or _open(key, label, progress)
     if prepared is None:
-        raise PacelineError(
-            f"prepared weights of {label} in {key.folder} were changed while they were written"
-        )
+        raise PacelineError(f"prepared weights of {label} in {key.folder} were changed while they were written")
     return prepared
 
 
@@ -120,9 +114,7 @@ def _open(key: PreparedKey, label: str, progress: Progress) -> PreparedModel | N
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         if manifest["made_by"] != _MAKER:
-            log.warning(
-                "prepared weights of %s are of another version of Paceline: preparing them again", label
-            )
+            log.warning("prepared weights of %s are of another version of Paceline: preparing them again", label)
             return None
         if (manifest["source_sha256"], manifest["precision"]) != (key.source_sha256, key.precision):
             raise ValueError("manifest of another model")

@@ -118,9 +118,7 @@ class Tokenizer:
         """Tokenizer of a Hugging Face folder, through transformers; fetches nothing, runs no code of it."""
         folder = Path(folder)
         if not any((folder / name).is_file() for name in _HF_FILES):
-            raise PacelineError(
-                f"{folder}: no tokenizer files", hint=f"the folder needs one of {', '.join(_HF_FILES)}"
-            )
+            raise PacelineError(f"{folder}: no tokenizer files", hint=f"the folder needs one of {', '.join(_HF_FILES)}")
         from transformers import AutoTokenizer
 
         try:
@@ -153,9 +151,7 @@ class Tokenizer:
     def _chat_template(self) -> str:
         templates, name = self.info.chat_templates, self.info.model_name
         if not templates:
-            raise PacelineError(
-                f"model {name} has no chat template", hint="complete a prompt without one: --raw"
-            )
+            raise PacelineError(f"model {name} has no chat template", hint="complete a prompt without one: --raw")
         if "default" in templates:
             return templates["default"]
         if len(templates) == 1:

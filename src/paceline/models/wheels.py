@@ -160,9 +160,7 @@ class _Fetch:
         wheels = sorted(self._folder.glob("*.whl"))
         if len(wheels) != 1:
             self.discard()
-            raise PacelineError(
-                f"pip delivered no wheel for {self._requirement}", hint="run the command again"
-            )
+            raise PacelineError(f"pip delivered no wheel for {self._requirement}", hint="run the command again")
         return wheels[0]
 
     def _settle(self) -> None:

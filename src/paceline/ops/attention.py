@@ -25,7 +25,7 @@ class AttentionCalls:
 
 
 def attention_calls(group: int) -> AttentionCalls:
-    """`group` query heads share a key head and stand in the product's rows: at least 16, clear of the matrix-vector kernels."""
+    """`group` query heads share a key head and stand in the product's rows: 16 or more, no matrix-vector product."""
     return AttentionCalls(rows=-(-16 // group))
 
 
@@ -112,9 +112,7 @@ def _tile(
     m = q.shape[0]
     shared = mask.shape[1] if opened is None else opened.first
     keys, values = keys[:shared], values[:shared]
-    scores = (
-        _shared_scores(_pad_rows(q, size), keys)[:, :, :m] if shared else None
-    )  # [shared, kv, m, group, 64]
+    scores = _shared_scores(_pad_rows(q, size), keys)[:, :, :m] if shared else None  # [shared, kv, m, group, 64]
     if opened is not None:
         own = _own_scores(q, opened.keys, open_size)
         scores = own if scores is None else torch.cat((scores, own))

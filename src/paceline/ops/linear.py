@@ -24,9 +24,7 @@ class Linear:
     weight: [out, in], bias: [out] or None. `padded` says whether short calls are padded to `rows`.
     """
 
-    def __init__(
-        self, weight: torch.Tensor, bias: torch.Tensor | None = None, product: RowProduct = F.linear
-    ) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, product: RowProduct = F.linear) -> None:
         self.weight = weight
         self.bias = bias
         self.rows = rows_per_call(weight.dtype)
@@ -37,7 +35,7 @@ class Linear:
         """x: [T, in] → [T, out]."""
         if x.shape[0] <= self.rows:
             return self._call(x)
-        return torch.cat([self._call(tile) for tile in x.split(self.rows)])
+        return torch.cat([self._call(tile) for tile in torch.split(x, self.rows)])
 
     def _call(self, x: torch.Tensor) -> torch.Tensor:
         count = x.shape[0]

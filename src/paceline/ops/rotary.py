@@ -13,10 +13,11 @@ class RotaryTable:
     sin: torch.Tensor
 
 
-def rotary_table(
-    positions: torch.Tensor, inv_freq: torch.Tensor, factor: float, dtype: torch.dtype
-) -> RotaryTable:
-    """Angles in float32 (as checkpoints were trained with), handed out in `dtype`. positions: [T], inv_freq: [head_dim / 2]."""
+def rotary_table(positions: torch.Tensor, inv_freq: torch.Tensor, factor: float, dtype: torch.dtype) -> RotaryTable:
+    """Angles in float32 (as checkpoints were trained with), handed out in `dtype`.
+
+    positions: [T], inv_freq: [head_dim / 2].
+    """
     angles = positions.float()[:, None] * inv_freq  # [T, head_dim / 2]
     angles = torch.cat((angles, angles), dim=-1)[:, None]  # [T, 1, head_dim]
     return RotaryTable((angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype))
