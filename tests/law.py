@@ -30,7 +30,8 @@ from paceline.decode import Step, decode
 Law = dict[Tokens, float]
 
 LENGTH = 3  # tokens whose joint law is compared
-PLAIN = SamplingParams(max_tokens=12)
+SHARE = 0.2  # of the draws must contain a rejection, and an accepted draft: else the rule was hardly at work
+CAUGHT = 1e-9  # a control's counts must be at most this likely
 
 
 @dataclass(frozen=True)
@@ -38,18 +39,17 @@ class Case:
     """All that a draw's law depends on. Nothing else is passed to `decode`.
 
     `consecutive`: draws take the seeds 0, 1, 2, …; else each draws a fresh one. `plant`: names and what replaces them
-    while it runs, for controls. `samples`: drafted tokens are chosen by chance.
+    while it runs, for controls.
     """
 
     name: str
     rule: Any
     drafter: Callable[[], TableDrafter]
     target: Callable[[], Target]
-    params: SamplingParams = PLAIN
+    params: SamplingParams
     prompt: Tokens = (2,)
     num_draft_tokens: int = 6
     consecutive: bool = False
-    samples: bool = True
     plant: Mapping[str, Any] = field(default_factory=dict)
     law_of: Callable[[], Target] | None = None  # a smaller target with the same law
 
@@ -150,21 +150,42 @@ def _ended_in_rejection(step: Step, proposal: Proposal) -> bool:
 def p_value(counts: Counter[Tokens], law: Law) -> float:
     """How likely counts as far from the law, or farther, are under it; 0 if something impossible was drawn.
 
-    Chi-square over the cells with 5 or more expected; the others together as one, or, where even they are few, as a
-    Poisson number beside it.
+    Chi-square over the cells with 5 or more expected. The others count as one cell, or, where even together they are
+    too few for that, as a Poisson number beside it: then the worse verdict of the two counts, doubled.
     """
     if any(tokens not in law for tokens in counts):
         return 0.0
-    draws = counts.total()
+    draws, verdicts = counts.total(), []
     pairs = [(counts[tokens], draws * probability) for tokens, probability in law.items()]
     cells = [pair for pair in pairs if pair[1] >= 5]
     rest = [pair for pair in pairs if pair[1] < 5]
-    rest_seen, rest_expected = sum(seen for seen, _ in rest), math.fsum(expected for _, expected in rest)
-    if rest_expected >= 5:
-        cells.append((rest_seen, rest_expected))
-    statistic = math.fsum((seen - expected) ** 2 / expected for seen, expected in cells)
-    p = float(chi2.sf(statistic, len(cells) - 1)) if len(cells) > 1 else 1.0
-    return min(p, float(poisson.sf(rest_seen - 1, rest_expected)) if rest_expected < 5 else 1.0)
+    if rest:
+        seen, expected = sum(pair[0] for pair in rest), math.fsum(pair[1] for pair in rest)
+        if expected >= 5:
+            cells.append((seen, expected))
+        else:
+            verdicts.append(float(poisson.sf(seen - 1, expected)))
+    if len(cells) > 1:
+        statistic = math.fsum((seen - expected) ** 2 / expected for seen, expected in cells)
+        verdicts.append(float(chi2.sf(statistic, len(cells) - 1)))
+    return min(1.0, len(verdicts) * min(verdicts, default=1.0))
+
+
+def faults(case: Case, tally: Tally, law: Law, false_alarm: float) -> list[str]:
+    """What speaks against a case; nothing if all is well. A control must have faults of the first two kinds."""
+    found = []
+    impossible = sum(count for tokens, count in tally.counts.items() if tokens not in law)
+    if impossible:
+        found.append(f"{impossible} draws are impossible")
+    p = p_value(tally.counts, law)
+    if p < false_alarm:
+        found.append(f"p = {p:.1e} under the exact law")
+    if case.plant:
+        return found
+    for what, count in (("rejection", tally.with_rejection), ("accepted draft", tally.with_acceptance)):
+        if count < SHARE * tally.draws:
+            found.append(f"only {count} of {tally.draws} draws contain a {what}")
+    return found
 
 
 # Short cuts for the test lane: pure functions of a row, or of a seed, worked out once instead of at every draw
@@ -176,7 +197,7 @@ def quick_tally(case: Case, seeds: Sequence[int], at_once: int = 5000) -> Tally:
     with mock.patch.object(path, "token_weights", _remembering(case)):
         for first in range(0, len(seeds), at_once):
             some = seeds[first : first + at_once]
-            noise = _noise_table(some, case.target().decoder.config.vocab_size) if case.consecutive else {}
+            noise = tally_noise(some, case.target().decoder.config.vocab_size) if case.consecutive else {}
             planted = {"paceline.decode.CounterNoise": partial(TableNoise, table=noise)} if noise else {}
             result.add(tally(replace(case, plant={**planted, **case.plant}), some))
     return result
@@ -197,7 +218,7 @@ def _remembering(case: Case) -> Callable[..., Tensor]:
     return token_weights
 
 
-def _noise_table(seeds: Sequence[int], vocab_size: int) -> dict[tuple[int, int], Tensor]:
+def tally_noise(seeds: Sequence[int], vocab_size: int) -> dict[tuple[int, int], Tensor]:
     """CounterNoise.exponentials of every (seed, position) in one call: a key joins as the id it amounts to."""
     places = list(product(seeds, range(2 * LENGTH)))
     step = pow(rng._GOLDEN, -1, 1 << 64)

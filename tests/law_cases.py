@@ -44,7 +44,7 @@ standard = partial(on_table, rule=Standard())
 block = partial(on_table, rule=Block())
 
 # `max_tokens` leaves the first step just room for the whole draft: what follows the third token costs time for nothing
-CHAIN, TREE, WIDER = (SamplingParams(max_tokens=LENGTH + more) for more in (0, 2, 4))
+CHAIN, TREE = SamplingParams(max_tokens=LENGTH), SamplingParams(max_tokens=LENGTH + 1)
 
 PLAIN_CASES = (
     coupled("coupled, chain", drafter=drafter(1, 1), params=CHAIN),
@@ -52,8 +52,8 @@ PLAIN_CASES = (
     coupled("coupled, pruned at will", drafter=drafter(2, 1, edit=by_what_was_drawn), params=TREE),
     standard("standard, chain", drafter=drafter(1, 1), params=CHAIN),
     standard("standard, sampled siblings", drafter=drafter(2, 1), params=TREE),
-    standard("standard, fixed chain", drafter=drafter(1, 1, pick=likeliest), samples=False, params=CHAIN),
-    standard("standard, fixed siblings", drafter=drafter(2, 1, pick=likeliest), samples=False, params=TREE),
+    standard("standard, fixed chain", drafter=drafter(1, 1, pick=likeliest), params=CHAIN),
+    standard("standard, fixed siblings", drafter=drafter(2, 1, pick=likeliest), params=TREE),
     block("block, chain", drafter=drafter(1, 1), params=CHAIN),
 )
 FILTERED_CASES = tuple(
@@ -61,18 +61,21 @@ FILTERED_CASES = tuple(
     for case in PLAIN_CASES
 )
 
-tiny_target = cache(partial(TinyTarget, FIVE))
-TINY_CASES = tuple(
-    Case(
-        f"{rule.name}, sampled siblings, a real decoder",
-        rule,
-        drafter(2, 1, table=Table(random_row("five", FIVE), FIVE)),
-        tiny_target,
-        SamplingParams(temperature=1.5, max_tokens=LENGTH + 2),
-        prompt=(0, 2, 1),
-        consecutive=rule.name == "coupled",
-    )
-    for rule in (Standard(), Coupled())
+# longer drafts, and room for them at each of the first three tokens
+LONG = SamplingParams(max_tokens=12)
+LONG_CASES = (
+    coupled("coupled, pruned at will, 2×2", drafter=drafter(2, 2, edit=by_what_was_drawn), params=LONG),
+    standard("standard, chain of 3", drafter=drafter(1, 1, 1), params=LONG),
+    standard("standard, sampled siblings, 2×2", drafter=drafter(2, 2), params=LONG),
+    block("block, chain of 3", drafter=drafter(1, 1, 1), params=LONG),
+)
+
+TINY_CASE = Case(
+    "standard, sampled siblings, a real decoder",
+    Standard(),
+    drafter(2, 1, table=Table(random_row("five", FIVE), FIVE)),
+    cache(partial(TinyTarget, FIVE)),
+    SamplingParams(temperature=1.5, max_tokens=LENGTH + 1),
 )
 
 
@@ -92,8 +95,9 @@ def likely_few(context: Tokens) -> Tensor:
 WIDE_CASE = Case(
     "coupled, 152k tokens",
     Coupled(),
-    drafter(1, table=Table(likely, VOCAB, memory=1)),
+    drafter(1, table=Table(near(likely, "unlikely", VOCAB), VOCAB, memory=1)),
     cache(lambda: Table(likely_few, WIDE, memory=1)),
+    CHAIN,
     consecutive=True,
     law_of=cache(lambda: Table(likely, VOCAB, memory=1)),
 )
@@ -107,7 +111,7 @@ def argmax_with_soft_row(logits: Tensor, sampler: DraftSampler, width: int) -> D
 
 
 def sharper_than_announced(logits: Tensor, sampler: DraftSampler, width: int) -> Draw:
-    return Draw(sampler.draw(2 * logits, width).tokens, sampler.draw(logits).probs)
+    return Draw(sampler.draw(3 * logits, width).tokens, sampler.draw(logits).probs)
 
 
 def best_two_undeclared(proposal: Proposal) -> Proposal:
@@ -175,19 +179,22 @@ def keep_first_rows(cache: TableCache, path: Sequence[int]) -> None:
 
 
 residual_is_p = {"paceline.core.verify.residual": lambda p, q: p}
+one_stream_for_all = {"paceline.decode.GeneratorDraws": one_stream}
+stuck_noise = {"paceline.decode.CounterNoise": StuckNoise}
+wrong_rows = {"law_models.TableCache.commit": keep_first_rows}
 
 CONTROLS = (
-    standard("arg-max draft with a soft row, standard", drafter=drafter(1, 1, pick=argmax_with_soft_row)),
-    block("arg-max draft with a soft row, block", drafter=drafter(1, 1, 1, pick=argmax_with_soft_row)),
-    standard("sampled at another temperature, standard", drafter=drafter(1, 1, pick=sharper_than_announced)),
-    block("sampled at another temperature, block", drafter=drafter(1, 1, 1, pick=sharper_than_announced)),
-    standard("best two of three siblings, undeclared", drafter=drafter(3, edit=best_two_undeclared)),
-    on_table("one uniform a step, standard", rule=SharedUniform(Standard()), drafter=drafter(1, 1)),
-    on_table("one uniform a step, block", rule=SharedUniform(Block()), drafter=drafter(1, 1, 1)),
-    standard("correction drawn from p, standard", drafter=drafter(1, 1), plant=residual_is_p),
-    block("correction drawn from p, block", drafter=drafter(1, 1, 1), plant=residual_is_p),
-    standard("one stream for draft and verification", drafter=drafter(1, 1), plant={"paceline.decode.GeneratorDraws": one_stream}),
-    coupled("the same noise at every position", drafter=drafter(1, 1), plant={"paceline.decode.CounterNoise": StuckNoise}),
-    coupled("the wrong rows are committed", drafter=drafter(2, 1), plant={"law_models.TableCache.commit": keep_first_rows}),
+    standard("arg-max with a soft row, standard", drafter=drafter(1, 1, pick=argmax_with_soft_row), params=CHAIN),
+    block("arg-max with a soft row, block", drafter=drafter(1, 1, pick=argmax_with_soft_row), params=CHAIN),
+    standard("another temperature, standard", drafter=drafter(1, 1, pick=sharper_than_announced), params=CHAIN),
+    block("another temperature, block", drafter=drafter(1, 1, pick=sharper_than_announced), params=CHAIN),
+    standard("best two of three siblings, undeclared", drafter=drafter(3, edit=best_two_undeclared), params=TREE),
+    on_table("one uniform number a step", rule=SharedUniform(Standard()), drafter=drafter(1, 1), params=CHAIN),
+    standard("correction drawn from p, standard", drafter=drafter(1, 1), params=CHAIN, plant=residual_is_p),
+    block("correction drawn from p, block", drafter=drafter(1, 1), params=CHAIN, plant=residual_is_p),
+    standard("one stream for all draws", drafter=drafter(1, 1), params=CHAIN, plant=one_stream_for_all),
+    coupled("the same noise at every position", drafter=drafter(1, 1), params=CHAIN, plant=stuck_noise),
+    coupled("the wrong rows are committed", drafter=drafter(3, 1), params=TREE, plant=wrong_rows),
 )
+# hashes that round to 1 in float32 come at the first token of seeds 289, 302 and 306, among others
 WIDE_CONTROL = replace(WIDE_CASE, name="float32 noise", plant={"paceline.decode.CounterNoise": Float32Noise})

@@ -32,9 +32,7 @@ def texts() -> Iterator[Path]:
 
 def test_no_module_is_too_long() -> None:
     long = {
-        str(path.relative_to(ROOT)): n
-        for path in MODULES
-        if (n := len(path.read_text().splitlines())) > MOST_LINES
+        str(path.relative_to(ROOT)): n for path in MODULES if (n := len(path.read_text().splitlines())) > MOST_LINES
     }
     assert not long, f"split these: {long}"
 

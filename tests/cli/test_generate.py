@@ -74,12 +74,8 @@ def test_greedy_ids_are_those_of_transformers(
     as_json: Callable[..., Any], reference: Callable[..., Any], tiny_llama_dir: Path
 ) -> None:
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": TEXT}]
-    chat_ids = hf_tokenizer(tiny_llama_dir).apply_chat_template(messages, add_generation_prompt=True)[
-        "input_ids"
-    ]
-    answer = as_json(
-        TEXT, "--system", "Be brief.", "--temperature", "0", "--max-tokens", "24", "--dtype", "fp32"
-    )
+    chat_ids = hf_tokenizer(tiny_llama_dir).apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
+    answer = as_json(TEXT, "--system", "Be brief.", "--temperature", "0", "--max-tokens", "24", "--dtype", "fp32")
     assert answer["usage"]["prompt_tokens"] == len(chat_ids)
     assert answer["token_ids"] == reference(chat_ids, 24)
 
@@ -163,9 +159,7 @@ def test_the_stream_is_the_text(generate: Callable[..., Any], as_json: Callable[
 def test_a_seed_is_drawn_and_shown(as_json: Callable[..., Any], generate: Callable[..., Any]) -> None:
     first, second = (as_json(TEXT, "--max-tokens", "30") for _ in range(2))
     assert first["seed"] != second["seed"]
-    assert (
-        first["token_ids"] != second["token_ids"]
-    )  # equal about once in 256^30 at most: the model is random
+    assert first["token_ids"] != second["token_ids"]  # thirty tokens at T = 1 from a random model
     again = as_json(TEXT, "--max-tokens", "30", "--seed", str(first["seed"]))
     assert again["token_ids"] == first["token_ids"]
 
@@ -188,16 +182,10 @@ def test_the_answer_ends_with_the_context(as_json: Callable[..., Any], tiny_llam
         assert answer["usage"]["completion_tokens"] == 40 - length
 
 
-def test_a_stop_string_cuts_text_ids_and_statistics(
-    as_json: Callable[..., Any], tiny_llama_dir: Path
-) -> None:
+def test_a_stop_string_cuts_text_ids_and_statistics(as_json: Callable[..., Any], tiny_llama_dir: Path) -> None:
     common = (TEXT, "--raw", "--seed", "5", "--top-k", "40")
     whole = as_json(*common, "--max-tokens", "40", "--method", "none")
-    at = next(
-        i
-        for i in range(4, 30)
-        if whole["text"][i : i + 2].isascii() and whole["text"][i : i + 2].isprintable()
-    )
+    at = next(i for i in range(4, 30) if whole["text"][i : i + 2].isascii() and whole["text"][i : i + 2].isprintable())
     stop = whole["text"][at : at + 2]
     expected = whole["text"][: whole["text"].index(stop)]
     answers = [
@@ -311,9 +299,7 @@ BAD = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "culprit"), BAD, ids=lambda value: value if isinstance(value, str) else ""
-)
+@pytest.mark.parametrize(("arguments", "culprit"), BAD, ids=lambda value: value if isinstance(value, str) else "")
 def test_bad_input_is_one_line_and_nothing_else(
     arguments: list[str], culprit: str, generate: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

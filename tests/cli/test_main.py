@@ -157,9 +157,7 @@ def test_our_own_fault_says_so(verb: Callable, capsys: pytest.CaptureFixture[str
     assert "PACELINE_DEBUG=1" in hint
 
 
-@pytest.mark.parametrize(
-    "error", [PacelineError("no"), ZeroDivisionError("no"), KeyboardInterrupt(), OSError("no")]
-)
+@pytest.mark.parametrize("error", [PacelineError("no"), ZeroDivisionError("no"), KeyboardInterrupt(), OSError("no")])
 def test_debug_shows_the_traceback(
     error: BaseException, verb: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,9 +185,7 @@ def test_ctrl_c_while_waiting_for_input() -> None:
         "sys.exit(main(['generate', '-']))"
     )
     pipe = subprocess.PIPE
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True
-    ) as process:
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdin is not None and process.stdout is not None and process.stderr is not None
         assert process.stderr.readline() == "waiting\n"
         process.send_signal(signal.SIGINT)

@@ -72,9 +72,7 @@ WORDS = [
 
 def byte_fallback() -> Vocabulary:
     """The decoder of Llama 2, Mistral and Gemma: bytes in runs, and the first space stripped."""
-    vocab = {
-        string: i for i, string in enumerate(["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS])
-    }
+    vocab = {string: i for i, string in enumerate(["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *WORDS])}
     tokenizer = Backend(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]

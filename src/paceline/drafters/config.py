@@ -55,8 +55,11 @@ class SpeculativeConfig:
             if name in found:
                 raise PacelineError(f"speculative_config gives {name} twice, once as {key!r}")
             found[name] = value
-        if "method" not in found and found.get("model") is not None:
-            found["method"] = "draft_model"
+        if "method" not in found:  # as vLLM and transformers do, infer it from what was given
+            if found.get("model") is not None:
+                found["method"] = "draft_model"
+            elif "prompt_lookup_num_tokens" in values or {"prompt_lookup_min", "prompt_lookup_max"} & set(found):
+                found["method"] = "ngram"
         return cls(**found)
 
     def options(self) -> set[str]:

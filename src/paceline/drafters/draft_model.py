@@ -121,11 +121,16 @@ class DraftModelDrafter:
         return self.decoder.logits(hidden[ends.to(hidden.device)])
 
     def _forward(self, batch: list[tuple[_State, Sequence[int]]]) -> torch.Tensor:
-        out = self.decoder.forward([Segment(state.cache, tokens) for state, tokens in batch])
+        out = self.decoder.forward([Segment(state.cache, self._known(tokens)) for state, tokens in batch])
         for state, tokens in batch:
             state.cache.commit(range(len(tokens)))
             state.fed.extend(tokens)
         return out.hidden
+
+    def _known(self, tokens: Sequence[int]) -> list[int]:
+        """A target with more padding can emit ids that the draft model has no row for; any stand-in is lossless."""
+        vocab_size = self.decoder.config.vocab_size
+        return [token if token < vocab_size else 0 for token in tokens]
 
     def _state(self, sequence: SequenceView) -> _State:
         state = self._states.get(sequence.request_id)

@@ -1,0 +1,152 @@
+"""The draft model: its cache's arithmetic, batches, vocabularies that differ."""
+
+from dataclasses import dataclass
+
+import pytest
+import tiny
+import torch
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
+from paceline.core.drafting import DraftSampler
+from paceline.core.params import SamplingParams
+from paceline.core.path import PathSampler
+from paceline.core.rng import CounterNoise, GeneratorDraws
+from paceline.core.verify import make_rule
+from paceline.decode import decode
+from paceline.drafters.base import Features
+from paceline.drafters.draft_model import DraftModelDrafter, first_difference
+from paceline.drafters.none import NoDrafter
+from paceline.models.decoder import Segment
+
+GREEDY = SamplingParams(temperature=0, max_tokens=40)
+TARGET = tiny.tiny_decoder("llama")
+
+
+@dataclass
+class Request:
+    token_ids: list[int]
+    request_id: int
+    params: SamplingParams = GREEDY
+    rule: str = "coupled"
+
+    @property
+    def draft_sampler(self) -> DraftSampler:
+        path = PathSampler.start(self.params, self.token_ids, 256, CounterNoise(1))
+        return make_rule(self.rule).draft_sampler(path, GeneratorDraws(3, stream="draft"))
+
+
+def greedy(tokens: list[int], count: int) -> list[int]:
+    return [t for s in decode(TARGET, tokens, GREEDY, NoDrafter(), 0) for t in s.token_ids][:count]
+
+
+def test_a_batch_is_drafted_as_each_request_alone() -> None:
+    requests = [Request(tiny.prompt(n, seed=n), n) for n in (1, 5, 64, 130, 300)]
+    budgets = [4, 1, 0, 6, 3]
+    together = DraftModelDrafter(TARGET, 4096).propose(requests, budgets)
+    for request, budget, proposal in zip(requests, budgets, together, strict=True):
+        assert list(proposal.tokens) == (greedy(request.token_ids, budget) if budget else [])
+
+
+def test_it_catches_up_after_any_acceptance() -> None:
+    """Full, partial, none, and a text that went on without it; drafts are the cold ones every time."""
+    drafter = DraftModelDrafter(TARGET, 4096)
+    request = Request(tiny.prompt(30), 7)
+    prompt = request.token_ids
+    drafter.observe(request, prompt[:-1], Features())
+    for accepted in (4, 2, 0, 4, 4, 1, 3):
+        (proposal,) = drafter.propose([request], [4])
+        assert list(proposal.tokens) == greedy(request.token_ids, 4)
+        kept = [request.token_ids[-1], *proposal.tokens[:accepted]]
+        drafter.observe(request, kept, Features())
+        request.token_ids = [*request.token_ids, *proposal.tokens[:accepted], (37 * len(request.token_ids)) % 256]
+    for _ in range(3):  # another method drafted these
+        drafter.observe(request, [request.token_ids[-1], 9, 8], Features())
+        request.token_ids = [*request.token_ids, 9, 8, 7]
+    (proposal,) = drafter.propose([request], [4])
+    assert list(proposal.tokens) == greedy(request.token_ids, 4)
+    drafter.release(request)
+    assert drafter.pool.blocks_in_use == 0
+
+
+def test_snapshots_and_forks_carry_the_cache_along() -> None:
+    drafter = DraftModelDrafter(TARGET, 4096)
+    request = Request(tiny.prompt(100), 1)
+    drafter.propose([request], [3])
+    drafter.observe(request, request.token_ids, Features())
+    snapshot = drafter.snapshot(request)
+    other = Request([*request.token_ids[:80], 5, 6], 2)
+    drafter.restore(other, snapshot, 80)
+    assert len(drafter._states[2].fed) == 80
+    child = Request([*request.token_ids, 11], 3)
+    drafter.fork(request, child)
+    proposals = drafter.propose([request, other, child], [3, 3, 3])
+    for sequence, proposal in zip((request, other, child), proposals, strict=True):
+        assert list(proposal.tokens) == greedy(sequence.token_ids, 3)
+    for sequence in (request, other, child):
+        drafter.release(sequence)
+    snapshot.cache.release()
+    assert drafter.pool.blocks_in_use == 0
+
+
+def test_drafts_end_where_the_draft_models_context_does() -> None:
+    short = tiny.tiny_decoder("llama", max_position_embeddings=64)
+    drafter = DraftModelDrafter(short, 1024)
+    requests = [Request(tiny.prompt(n), n) for n in (61, 63, 64, 70)]
+    assert [len(p) for p in drafter.propose(requests, [5] * 4)] == [3, 1, 0, 0]
+
+
+def test_sampled_drafts_carry_the_rows_they_were_drawn_from() -> None:
+    params = SamplingParams(temperature=0.7, top_k=5)
+    request = Request(tiny.prompt(20), 1, params, rule="standard")
+    (proposal,) = DraftModelDrafter(TARGET).propose([request], [3])
+    cache = TARGET.new_pool(64).new_sequence()
+    out = TARGET.forward([Segment(cache, [*request.token_ids, *proposal.tokens])])
+    logits = TARGET.logits(out.hidden[-4:]).double()
+    for node, token in enumerate(proposal.tokens):
+        row = proposal.draft_row(node - 1)
+        top = logits[node].topk(5)
+        expected = torch.zeros(256, dtype=torch.float64)
+        expected[top.indices] = torch.softmax(top.values / 0.7, -1)
+        assert (row - expected).abs().max() < 1e-12
+        assert row[token] > 0
+
+
+@pytest.mark.parametrize(("target_vocab", "draft_vocab"), [(256, 320), (320, 256)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_padded_vocabularies_of_another_size_work(target_vocab: int, draft_vocab: int, temperature: float) -> None:
+    """The draft's padding rows are biased to be its arg-max: no id that the target lacks may reach the target."""
+    target = tiny.tiny_decoder("qwen2", vocab_size=target_vocab)
+    draft = tiny.tiny_decoder("qwen2", vocab_size=draft_vocab, seed=0)
+    draft.head.weight[250:] *= 50
+    params = SamplingParams(temperature=temperature, seed=4, max_tokens=30)
+    expected = [t for s in decode(target, tiny.prompt(20), params, NoDrafter(), 0) for t in s.token_ids]
+    steps = list(decode(target, tiny.prompt(20), params, DraftModelDrafter(draft), 4))
+    assert [t for s in steps for t in s.token_ids] == expected
+    assert sum(s.num_draft_tokens for s in steps) > 0
+
+
+def vocabulary(**changes: int) -> "FakeTokenizer":
+    strings = [f"t{i}" for i in range(10)]
+    for name, index in changes.items():
+        strings[index] = name
+    return FakeTokenizer(strings)
+
+
+class FakeTokenizer:
+    def __init__(self, strings: list[str]) -> None:
+        self.strings = strings
+        Backend(models.WordLevel({s: i for i, s in enumerate(strings)}, unk_token=strings[0]))
+
+    def token_strings(self) -> list[str]:
+        return self.strings
+
+
+def test_the_first_token_that_differs_is_named() -> None:
+    same = vocabulary()
+    assert first_difference(same, vocabulary()) is None  # type: ignore[arg-type]
+    swapped = vocabulary(a=3, b=4)
+    assert first_difference(same, swapped) == "token 3 is 't3' in the target and 'a' in the draft model"  # type: ignore[arg-type]
+    longer = FakeTokenizer([*vocabulary().strings, "<extra>"])
+    assert first_difference(same, longer) == "token 10 ('<extra>') is known to the draft model alone"  # type: ignore[arg-type]
+    assert first_difference(longer, same) == "token 10 ('<extra>') is known to the target alone"  # type: ignore[arg-type]
