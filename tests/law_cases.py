@@ -110,8 +110,8 @@ def argmax_with_soft_row(logits: Tensor, sampler: DraftSampler, width: int) -> D
     return Draw((int(logits.argmax()),), sampler.draw(logits).probs)
 
 
-def sharper_than_announced(logits: Tensor, sampler: DraftSampler, width: int) -> Draw:
-    return Draw(sampler.draw(3 * logits, width).tokens, sampler.draw(logits).probs)
+def flatter_than_announced(logits: Tensor, sampler: DraftSampler, width: int) -> Draw:
+    return Draw(sampler.draw(0.3 * logits, width).tokens, sampler.draw(logits).probs)
 
 
 def best_two_undeclared(proposal: Proposal) -> Proposal:
@@ -186,10 +186,10 @@ wrong_rows = {"law_models.TableCache.commit": keep_first_rows}
 CONTROLS = (
     standard("arg-max with a soft row, standard", drafter=drafter(1, 1, pick=argmax_with_soft_row), params=CHAIN),
     block("arg-max with a soft row, block", drafter=drafter(1, 1, pick=argmax_with_soft_row), params=CHAIN),
-    standard("another temperature, standard", drafter=drafter(1, 1, pick=sharper_than_announced), params=CHAIN),
-    block("another temperature, block", drafter=drafter(1, 1, pick=sharper_than_announced), params=CHAIN),
+    standard("another temperature, standard", drafter=drafter(1, 1, pick=flatter_than_announced), params=CHAIN),
+    block("another temperature, block", drafter=drafter(1, 1, pick=flatter_than_announced), params=CHAIN),
     standard("best two of three siblings, undeclared", drafter=drafter(3, edit=best_two_undeclared), params=TREE),
-    on_table("one uniform number a step", rule=SharedUniform(Standard()), drafter=drafter(1, 1), params=CHAIN),
+    on_table("one uniform number a step", rule=SharedUniform(Standard()), drafter=drafter(1, 1, 1), params=LONG),
     standard("correction drawn from p, standard", drafter=drafter(1, 1), params=CHAIN, plant=residual_is_p),
     block("correction drawn from p, block", drafter=drafter(1, 1), params=CHAIN, plant=residual_is_p),
     standard("one stream for all draws", drafter=drafter(1, 1), params=CHAIN, plant=one_stream_for_all),

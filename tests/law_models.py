@@ -122,7 +122,7 @@ def random_row(name: str, vocab_size: int) -> Row:
 def near(target: Row, name: str, vocab_size: int) -> Row:
     """The draft's opinion: partly the target's, partly its own."""
     own = random_row(name, vocab_size)
-    return lambda context: 0.3 * target(context) + own(context)
+    return lambda context: 0.4 * target(context) + own(context)
 
 
 Pick = Callable[[Tensor, DraftSampler, int], Draw]
