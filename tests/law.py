@@ -168,7 +168,7 @@ def p_value(counts: Counter[Tokens], law: Law) -> float:
     if len(cells) > 1:
         statistic = math.fsum((seen - expected) ** 2 / expected for seen, expected in cells)
         verdicts.append(float(chi2.sf(statistic, len(cells) - 1)))
-    return min(1.0, len(verdicts) * min(verdicts, default=1.0))
+    return min(1.0, len(verdicts) * min(verdicts)) if verdicts else 1.0
 
 
 def faults(case: Case, tally: Tally, law: Law, false_alarm: float) -> list[str]:

@@ -20,7 +20,7 @@ from paceline.core.verify import Block, Coupled, Rule, Standard, TargetRows
 VOCAB, FIVE, WIDE = 4, 5, 152_000
 
 TARGET = Table(random_row("target", VOCAB), VOCAB)
-DRAFT = Table(near(TARGET.logits, "draft", VOCAB), VOCAB)
+DRAFT = Table(near(TARGET.logits, "rival", VOCAB), VOCAB)
 
 
 def drafter(*widths: int, table: Table = DRAFT, **options: Any) -> Callable[[], TableDrafter]:

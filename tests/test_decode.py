@@ -21,14 +21,14 @@ from paceline.models.decoder import Decoder
 
 VOCAB = 256
 PROMPT = tiny.prompt(50, seed=7)
-GREEDY = SamplingParams(temperature=0, max_tokens=60)
-SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=60)
+GREEDY = SamplingParams(temperature=0, max_tokens=48)
+SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=48)
 FULL = SamplingParams(
     temperature=0.7,
     top_k=40,
     min_p=0.02,
     seed=3,
-    max_tokens=60,
+    max_tokens=48,
     presence_penalty=0.4,
     frequency_penalty=0.3,
     repetition_penalty=1.2,
@@ -48,7 +48,7 @@ def plain(target: Decoder, prompt: Sequence[int], params: SamplingParams) -> lis
     return tokens_of(decode(target, prompt, params, NoDrafter(), 0, prefill_rows=1))
 
 
-@pytest.fixture(scope="module", params=["llama", "gemma3"])
+@pytest.fixture(scope="module", params=["llama", "mistral"])
 def target(request: pytest.FixtureRequest) -> Decoder:
     return tiny.tiny_decoder(request.param, dtype=torch.bfloat16)
 
@@ -91,7 +91,7 @@ def test_the_trees_and_the_stranger_are_really_verified(target: Decoder) -> None
     assert {step.num_accepted_tokens for step in steps} >= set(range(5))
     wrong = list(decode(target, PROMPT, SEEDED, all_drafters["always wrong"], 8))
     assert sum(step.num_accepted_tokens for step in wrong) == 0
-    assert len(wrong) == 60
+    assert len(wrong) == 48
 
 
 @pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
@@ -99,7 +99,7 @@ def test_the_trees_and_the_stranger_are_really_verified(target: Decoder) -> None
 def test_the_target_as_its_own_drafter_is_always_accepted(target: Decoder, params: SamplingParams, k: int) -> None:
     steps = list(decode(target, PROMPT, params, DraftModelDrafter(target), k))
     assert all(step.num_accepted_tokens == step.num_draft_tokens for step in steps[:-1])
-    assert len(steps) == -(-60 // (k + 1))
+    assert len(steps) == -(-48 // (k + 1))
 
 
 class Overwriting(DraftModelDrafter):
@@ -184,7 +184,7 @@ def test_a_stop_token_ends_the_answer_at_every_position_of_a_block(target: Decod
         stop = answer[position]
         first = answer.index(stop)
         for drafter in (ScriptedDrafter(text, oracle(lambda: 99, VOCAB)), ScriptedDrafter(text, bush(VOCAB))):
-            params = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=60)
+            params = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=48)
             steps = list(decode(target, PROMPT, params, drafter, 8, eos_token_ids=[stop]))
             assert tokens_of(steps) == answer[: first + 1]
             assert steps[-1].finish_reason == "stop"
@@ -196,11 +196,11 @@ def test_a_stop_token_ends_the_answer_at_every_position_of_a_block(target: Decod
 def test_eos_can_be_ignored_and_min_tokens_bans_it(target: Decoder) -> None:
     answer = plain(target, PROMPT, GREEDY)
     eos = [answer[1]]
-    ignoring = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
+    ignoring = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
     drafter = ScriptedDrafter(PROMPT + answer, oracle(lambda: 99, VOCAB))
     assert tokens_of(decode(target, PROMPT, ignoring, drafter, 8, eos_token_ids=eos)) == answer
     for minimum in range(1, 11):
-        params = SamplingParams(temperature=0, max_tokens=60, min_tokens=minimum)
+        params = SamplingParams(temperature=0, max_tokens=48, min_tokens=minimum)
         expected = tokens_of(decode(target, PROMPT, params, NoDrafter(), 0, eos_token_ids=eos))
         assert eos[0] not in expected[:minimum]
         drafter = ScriptedDrafter(PROMPT + expected, oracle(lambda: 99, VOCAB))

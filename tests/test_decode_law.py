@@ -18,7 +18,11 @@ from scipy.stats import kstest
 from paceline.core.rng import CounterNoise
 from paceline.decode import decode
 
-DRAWS = [*((case, 20_000) for case in PLAIN_CASES), *((case, 2_000) for case in FILTERED_CASES)]
+FEWER = ("coupled, sampled siblings", "standard, fixed chain", "standard, fixed siblings")  # kin of the others
+DRAWS = [
+    *((case, 3_000 if case.name in FEWER else 20_000) for case in PLAIN_CASES),
+    *((case, 1_500) for case in FILTERED_CASES),
+]
 TINY_DRAWS, CONTROL_DRAWS = 3_000, 1_500
 FALSE_ALARM = 1e-4 / (len(DRAWS) + 2)
 WIDE_SEEDS = range(300, 310)  # two of them bring a hash that rounds to 1 in float32, at the first token
