@@ -73,3 +73,20 @@ def test_a_damaged_verdict_is_measured_again(tmp_path: Path, monkeypatch: pytest
     (file,) = (tmp_path / "probes").iterdir()
     file.write_text("{")
     assert probe.probe(decoder) == first
+
+
+def sums_in_halves_for_few_rows(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """What a library does: another order of summation below some number of rows, mostly hidden by bf16's rounding."""
+    if x.shape[0] > 4:
+        return F.linear(x, weight, bias)
+    wide = [F.linear(part.float(), w.float()) for part, w in zip(x.chunk(2, 1), weight.chunk(2, 1), strict=True)]
+    return (wide[0] + wide[1]).to(x.dtype)
+
+
+def test_another_order_of_summation_is_seen_through_bf16s_rounding() -> None:
+    decoder = tiny.tiny_decoder("llama", dtype=torch.bfloat16)
+    for layer in decoder.layers:
+        layer.down.product = sums_in_halves_for_few_rows
+    result = probe.measure(decoder)
+    assert result.exact == "bitwise"
+    assert "64 x 96" not in result.unpadded
