@@ -29,7 +29,7 @@ help:
 	@echo "make test-slow      the tests with the 1.5B model"
 	@echo "make test-network   the tests that need the Hugging Face Hub"
 	@echo "make test-oldest    the test suite on the oldest supported dependencies"
-	@echo "make verify-matrix  speculative against plain decoding, token by token, over many settings (resumable)"
+	@echo "make verify-matrix  speculative against plain decoding, token by token and in law (resumable)"
 	@echo "make clean          remove caches and build products; distclean: the environments too"
 
 demo: $(VENV)/.stamp-install
@@ -73,6 +73,7 @@ oldest-suite:
 
 verify-matrix: $(VENV)/.stamp-dev
 	$(BIN)/python bench/verify_matrix.py
+	$(BIN)/python bench/verify_law.py
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -171,8 +171,8 @@ def p_value(counts: Counter[Tokens], law: Law) -> float:
     return min(1.0, len(verdicts) * min(verdicts)) if verdicts else 1.0
 
 
-def faults(case: Case, tally: Tally, law: Law, false_alarm: float) -> list[str]:
-    """What speaks against a case; nothing if all is well. A control must have faults of the first two kinds."""
+def faults(tally: Tally, law: Law, false_alarm: float) -> list[str]:
+    """What speaks against a case; nothing if all is well."""
     found = []
     impossible = sum(count for tokens, count in tally.counts.items() if tokens not in law)
     if impossible:
@@ -180,8 +180,6 @@ def faults(case: Case, tally: Tally, law: Law, false_alarm: float) -> list[str]:
     p = p_value(tally.counts, law)
     if p < false_alarm:
         found.append(f"p = {p:.1e} under the exact law")
-    if case.plant:
-        return found
     for what, count in (("rejection", tally.with_rejection), ("accepted draft", tally.with_acceptance)):
         if count < SHARE * tally.draws:
             found.append(f"only {count} of {tally.draws} draws contain a {what}")

@@ -16,6 +16,7 @@ from paceline.core.proposal import Proposal, Verdict
 from paceline.core.rng import CounterNoise, GeneratorDraws, Randomness, stream_key, token_hash
 from paceline.core.tree import ROOT
 from paceline.core.verify import Block, Coupled, Rule, Standard, TargetRows
+from paceline.models.cache import SequenceCache
 
 VOCAB, FIVE, WIDE = 4, 5, 152_000
 
@@ -73,9 +74,9 @@ LONG_CASES = (
 TINY_CASE = Case(
     "standard, sampled siblings, a real decoder",
     Standard(),
-    drafter(2, 1, table=Table(random_row("five", FIVE), FIVE)),
+    drafter(3, 1, table=Table(random_row("five", FIVE), FIVE)),
     cache(partial(TinyTarget, FIVE)),
-    SamplingParams(temperature=1.5, max_tokens=LENGTH + 1),
+    SamplingParams(temperature=1.5, max_tokens=LENGTH + 2),
 )
 
 
@@ -178,6 +179,11 @@ def keep_first_rows(cache: TableCache, path: Sequence[int]) -> None:
     cache.context += tuple(cache.rows[: len(path)])
 
 
+def keep_first_slots(cache: SequenceCache, path: Sequence[int]) -> None:
+    """The same of a real cache."""
+    cache.length += len(path)
+
+
 residual_is_p = {"paceline.core.verify.residual": lambda p, q: p}
 one_stream_for_all = {"paceline.decode.GeneratorDraws": one_stream}
 stuck_noise = {"paceline.decode.CounterNoise": StuckNoise}
@@ -195,6 +201,11 @@ CONTROLS = (
     standard("one stream for all draws", drafter=drafter(1, 1), params=CHAIN, plant=one_stream_for_all),
     coupled("the same noise at every position", drafter=drafter(1, 1), params=CHAIN, plant=stuck_noise),
     coupled("the wrong rows are committed", drafter=drafter(3, 1), params=TREE, plant=wrong_rows),
+)
+TINY_CONTROL = replace(
+    TINY_CASE,
+    name="the wrong rows are committed, a real decoder",
+    plant={"paceline.models.cache.SequenceCache.commit": keep_first_slots},
 )
 # hashes that round to 1 in float32 come at the first token of seeds 289, 302 and 306, among others
 WIDE_CONTROL = replace(WIDE_CASE, name="float32 noise", plant={"paceline.decode.CounterNoise": Float32Noise})
