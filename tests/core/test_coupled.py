@@ -99,9 +99,7 @@ def test_constraints_hold_under_the_other_rules(rule, drafter):
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "typical"])
-@pytest.mark.parametrize(
-    "values", [{"temperature": 0}, {"top_k": 1}, {"temperature": 0, "repetition_penalty": 1.3}]
-)
+@pytest.mark.parametrize("values", [{"temperature": 0}, {"top_k": 1}, {"temperature": 0, "repetition_penalty": 1.3}])
 def test_greedy_is_argmax_under_every_lossless_rule(rule, values):
     params = SamplingParams(**values)
     plain = generate(Coupled(), start(params), TARGET, no_draft, 20)
@@ -124,13 +122,9 @@ def test_typical_is_argmax_when_greedy():
 
 
 @pytest.mark.parametrize("rule", [rule for rule in RULES if rule != "typical"])
-@pytest.mark.parametrize(
-    "values", [{"temperature": 0}, {}, {"temperature": 0.7, "top_p": 0.9, "presence_penalty": 1}]
-)
+@pytest.mark.parametrize("values", [{"temperature": 0}, {}, {"temperature": 0.7, "top_p": 0.9, "presence_penalty": 1}])
 def test_the_target_as_its_own_drafter_is_always_accepted(rule, values):
-    run = generate(
-        make_rule(rule), start(SamplingParams(**values)), TARGET, DRAFTERS["the target itself"], 40
-    )
+    run = generate(make_rule(rule), start(SamplingParams(**values)), TARGET, DRAFTERS["the target itself"], 40)
     assert run.accepted == run.drafted
 
 
@@ -368,11 +362,7 @@ def test_inputs_keep_every_bit(rule):
     for draft in (proposal, point):
 
         def step(draws, draft=draft):
-            return (
-                make_rule(rule)
-                .verify(draft, lambda node: p, Randomness(CounterNoise(1), draws))
-                .tokens(draft)
-            )
+            return make_rule(rule).verify(draft, lambda node: p, Randomness(CounterNoise(1), draws)).tokens(draft)
 
         enumerate_law(step)
     assert torch.equal(p, before[0]) and torch.equal(rows, before[1])

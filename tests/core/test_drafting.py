@@ -20,9 +20,7 @@ LOGITS = torch.tensor([0.5, 2.0, -1.0, 1.5, 0.0])
 
 
 def path(vocab_size=5, seed=0, constraint=None, eos=(), prompt=(0,), **values):
-    return PathSampler.start(
-        SamplingParams(**values), prompt, vocab_size, CounterNoise(seed), eos, constraint
-    )
+    return PathSampler.start(SamplingParams(**values), prompt, vocab_size, CounterNoise(seed), eos, constraint)
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -94,18 +92,14 @@ def test_paddings_of_the_vocabulary_may_differ(rule, temperature, draft_size):
 def test_a_draft_with_no_token_the_constraint_allows_draws_nothing(rule, temperature):
     """Only token 0 or 2 may come first; a draft of vocabulary 5 that gives them -inf has nothing to offer."""
     logits = torch.tensor([-torch.inf, 1.0, -torch.inf, 1.0, 1.0])
-    sampler = make_rule(rule).draft_sampler(
-        path(temperature=temperature, constraint=Brackets(5)), GeneratorDraws(0)
-    )
+    sampler = make_rule(rule).draft_sampler(path(temperature=temperature, constraint=Brackets(5)), GeneratorDraws(0))
     assert sampler.draw(logits, 2).tokens == ()
 
 
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("temperature", [0, 1])
 def test_drafts_respect_the_constraint(rule, temperature):
-    sampler = make_rule(rule).draft_sampler(
-        path(temperature=temperature, constraint=NoRepeats(5)), GeneratorDraws(0)
-    )
+    sampler = make_rule(rule).draft_sampler(path(temperature=temperature, constraint=NoRepeats(5)), GeneratorDraws(0))
     for _ in range(20):
         assert 1 not in sampler.advance(1).draw(LOGITS, 3).tokens
 

@@ -151,9 +151,7 @@ def test_acceptance_of_one_sampled_token_is_one_minus_tv():
 
 
 @pytest.mark.parametrize("rule", [Standard(), Block()], ids=lambda rule: rule.name)
-@pytest.mark.parametrize(
-    "drafter", ["sampled chain 2", "arg-max chain", "siblings 3", "mixed tree", "top-2 tree"]
-)
+@pytest.mark.parametrize("drafter", ["sampled chain 2", "arg-max chain", "siblings 3", "mixed tree", "top-2 tree"])
 @pytest.mark.parametrize("tables", TABLES)
 def test_float64_rows_have_the_same_law(rule, drafter, tables):
     """The same code on torch rows: off by rounding alone."""
@@ -284,11 +282,7 @@ def test_typical_is_lossy_and_says_so():
 
     def step(draws):
         proposal = Proposal.chain([1])
-        return (
-            Typical()
-            .verify(proposal, lambda node: target, verify.Randomness(None, draws))
-            .tokens(proposal)[:1]
-        )
+        return Typical().verify(proposal, lambda node: target, verify.Randomness(None, draws)).tokens(proposal)[:1]
 
     assert enumerate_law(step)[(1,)] == 1  # the draft always stands, though p = 0.3
 

@@ -39,9 +39,7 @@ def test_bad_values_are_refused_by_name(name, value):
 def test_the_message_gives_value_and_range():
     with pytest.raises(PacelineError, match=r"^top_p is 1\.5; it must be a number above 0 and at most 1$"):
         SamplingParams(top_p=1.5)
-    with pytest.raises(
-        PacelineError, match=r"^seed is -1; it must be a whole number, at least 0 and at most 18446744"
-    ):
+    with pytest.raises(PacelineError, match=r"^seed is -1; it must be a whole number, at least 0 and at most 18446744"):
         SamplingParams(seed=-1)
 
 

@@ -38,9 +38,7 @@ def reference(logits, params, prompt, generated, end_tokens, allowed) -> list[fl
     for token, bias in params.logit_bias.items():
         x[token] += bias
     for token in {*prompt, *generated}:
-        x[token] = (
-            x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
-        )
+        x[token] = x[token] / params.repetition_penalty if x[token] > 0 else x[token] * params.repetition_penalty
     for token in generated:
         x[token] -= params.frequency_penalty
     for token in set(generated):
@@ -70,9 +68,7 @@ ids = st.integers(0, V - 1)
 
 @settings(max_examples=300, deadline=None)
 @given(
-    logits=st.lists(
-        st.integers(-60, 60).map(lambda i: i / 8 + i % 7 / 1000), min_size=V, max_size=V, unique=True
-    ),
+    logits=st.lists(st.integers(-60, 60).map(lambda i: i / 8 + i % 7 / 1000), min_size=V, max_size=V, unique=True),
     prompt=st.lists(ids, max_size=6),
     generated=st.lists(ids, max_size=6),
     allowed=st.lists(st.booleans(), min_size=V, max_size=V).filter(any),
@@ -166,9 +162,7 @@ def test_ties_go_to_the_lowest_id():
     assert probabilities([1.0, 3, 3, 3], temperature=0) == [0, 1, 0, 0]
     assert probabilities([1.0, 3, 3, 3], top_k=1) == [0, 1, 0, 0]
     assert probabilities([3.0, 1, 3, 3], top_k=2) == [0.5, 0, 0.5, 0]
-    assert (
-        probabilities([3.0, 1, 3, 3], top_p=0.5)[2] > 0 and probabilities([3.0, 1, 3, 3], top_p=0.5)[3] == 0
-    )
+    assert probabilities([3.0, 1, 3, 3], top_p=0.5)[2] > 0 and probabilities([3.0, 1, 3, 3], top_p=0.5)[3] == 0
     wide = torch.zeros(151_936)
     wide[[70_000, 150_001]] = 1
     assert token_weights(wide, SamplingParams(temperature=0), NONE).argmax() == 70_000
@@ -198,9 +192,7 @@ def test_high_temperature_still_ranks_by_logit():
     assert probabilities(logits, temperature=1e308, top_p=0.5) == [0, 0, 0.5, 0.5]
 
 
-@pytest.mark.parametrize(
-    "values", [{}, {"temperature": 0}, {"top_k": 3}, {"top_p": 0.9}, {"presence_penalty": 1}]
-)
+@pytest.mark.parametrize("values", [{}, {"temperature": 0}, {"top_k": 3}, {"top_p": 0.9}, {"presence_penalty": 1}])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_nan_and_infinity_end_the_request(values, bad):
     row = torch.zeros(8)

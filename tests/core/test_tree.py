@@ -113,9 +113,7 @@ def test_one_draft_row_for_each_parent():
 
 
 def test_sparse_rows_equal_dense_ones():
-    sparse = SparseDraftProbs(
-        (-1, 1), torch.tensor([[3, 0], [1, 2]]), torch.tensor([[0.75, 0.25], [0.5, 0.5]]), 5
-    )
+    sparse = SparseDraftProbs((-1, 1), torch.tensor([[3, 0], [1, 2]]), torch.tensor([[0.75, 0.25], [0.5, 0.5]]), 5)
     assert sparse.row(-1).tolist() == [0.25, 0, 0, 0.75, 0]
     assert sparse.row(1).tolist() == [0, 0.5, 0.5, 0, 0]
     proposal = Proposal((3, 0, 1, 2), (-1, -1, 1, 1), sparse)
@@ -127,9 +125,7 @@ def test_sparse_rows_equal_dense_ones():
 
 def test_pruning_sampled_nodes_is_remembered_and_rows_move_along():
     rows = torch.tensor([[0.5, 0.5, 0], [0, 0.5, 0.5]])
-    proposal = Proposal(
-        (0, 1, 2), (-1, -1, 1), DenseDraftProbs((-1, 1), rows), hidden=torch.arange(3.0)[:, None]
-    )
+    proposal = Proposal((0, 1, 2), (-1, -1, 1), DenseDraftProbs((-1, 1), rows), hidden=torch.arange(3.0)[:, None])
     pruned = proposal.prune({1, 2})
     assert (pruned.tokens, pruned.parents, pruned.pruned) == ((1, 2), (-1, 0), True)
     assert pruned.draft_row(0).tolist() == [0, 0.5, 0.5]

@@ -38,9 +38,7 @@ class Run:
     drafted: int
 
 
-def generate(
-    rule: Rule, path: PathSampler, model: Model, drafter: Drafter, length: int, source_seed: int = 0
-) -> Run:
+def generate(rule: Rule, path: PathSampler, model: Model, drafter: Drafter, length: int, source_seed: int = 0) -> Run:
     """Draft, verify, advance; what decode.py does, without a model to run. Runs past `length` are cut."""
     context, run = path.history.prompt, Run((), [], 0, 0)
     verify_draws, draft_draws = GeneratorDraws(source_seed), GeneratorDraws(source_seed, stream="draft")
@@ -76,9 +74,7 @@ def model_draft(model: Model, *widths: int) -> Drafter:
             below = []
             for node, path, at in level:
                 drawn = at.draw(model(path), width)
-                for child, token in zip(
-                    builder.add(node, drawn.tokens, drawn.probs), drawn.tokens, strict=True
-                ):
+                for child, token in zip(builder.add(node, drawn.tokens, drawn.probs), drawn.tokens, strict=True):
                     below.append((child, (*path, token), at.advance(token)))
             level = below
         return builder.build()

@@ -76,9 +76,7 @@ def add_wheel(index: Path, name: str, members: dict[str, bytes], requires_python
 
 def add_parts(index: Path) -> None:
     for n, part in enumerate(PARTS, start=1):
-        add_wheel(
-            index, f"toy-part{n}", {f"toy_part{n}/data/part{n - 1:02d}.bin": part, "x/__init__.py": b"1/0"}
-        )
+        add_wheel(index, f"toy-part{n}", {f"toy_part{n}/data/part{n - 1:02d}.bin": part, "x/__init__.py": b"1/0"})
 
 
 @pytest.fixture
@@ -91,9 +89,7 @@ def entry() -> CatalogEntry:
 def leftovers() -> list[str]:
     """Everything on disk that is not a finished download, a hash record or a lock."""
     files = [path for path in home.home().rglob("*") if path.is_file()]
-    return [
-        path.name for path in files if path.parent.name != "hashes" and path.suffix not in (".lock", ".gguf")
-    ]
+    return [path.name for path in files if path.parent.name != "hashes" and path.suffix not in (".lock", ".gguf")]
 
 
 def test_table_of_the_design():
@@ -173,9 +169,7 @@ def test_interrupt_leaves_only_what_can_be_resumed(index, entry, monkeypatch):
     add_parts(index)
     processes = []
     popen = wheels.subprocess.Popen
-    monkeypatch.setattr(
-        wheels.subprocess, "Popen", lambda *a, **k: processes.append(popen(*a, **k)) or processes[-1]
-    )
+    monkeypatch.setattr(wheels.subprocess, "Popen", lambda *a, **k: processes.append(popen(*a, **k)) or processes[-1])
 
     def interrupt(what: str, done: int, total: int) -> None:
         if done >= len(PARTS[0]):
@@ -210,9 +204,7 @@ def test_a_file_that_changed_on_disk_is_fetched_again(index, entry):
 def test_absent_member(index, entry):
     add_wheel(index, "toy-part1", {"other": b"x"})
     source = WheelParts("toy-part{n}==1.0", "toy/data.bin")
-    with pytest.raises(
-        PacelineError, match=r"toy_part1-1\.0-py3-none-any\.whl does not contain toy/data\.bin"
-    ):
+    with pytest.raises(PacelineError, match=r"toy_part1-1\.0-py3-none-any\.whl does not contain toy/data\.bin"):
         download.pull(replace(entry, sources=(source,)))
 
 

@@ -67,12 +67,8 @@ def test_sizes_of_tensor_types_are_ggufs() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1 << 18, 1024])
-def test_every_type_is_dequantised_as_gguf_py_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int
-) -> None:
-    monkeypatch.setattr(
-        gguf_module, "CHUNK_ELEMENTS", chunk
-    )  # 1024: chunks of two rows, and a last one of one
+def test_every_type_is_dequantised_as_gguf_py_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(gguf_module, "CHUNK_ELEMENTS", chunk)  # 1024: chunks of two rows, and a last one of one
     path = mixed_file(tmp_path)
     file = open_gguf(path)
     reference = gguf.GGUFReader(path).tensors
@@ -112,9 +108,7 @@ def test_quantised_query_rows_are_put_back_in_order(tmp_path: Path) -> None:
 
     def restored(heads: int) -> torch.Tensor:
         head_dim = 128 // heads
-        order = [
-            h * head_dim + half + 2 * i for h in range(heads) for half in (0, 1) for i in range(head_dim // 2)
-        ]
+        order = [h * head_dim + half + 2 * i for h in range(heads) for half in (0, 1) for i in range(head_dim // 2)]
         return stored[order]
 
     assert torch.equal(file.read("blk.0.attn_q.weight", torch.float32), restored(4))

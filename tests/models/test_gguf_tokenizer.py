@@ -40,9 +40,7 @@ CORPUS = [
 ] * 4
 
 
-def byte_level_sample(
-    vocabulary: dict[str, int], merges: list[str], pre: str | None, **values: Any
-) -> Sample:
+def byte_level_sample(vocabulary: dict[str, int], merges: list[str], pre: str | None, **values: Any) -> Sample:
     """GGUF metadata of a byte-level BPE, with one control token, one user-defined, and one unused."""
     tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
     types = [1] * len(tokens)

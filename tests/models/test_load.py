@@ -148,9 +148,7 @@ def test_missing_weight(tmp_path):
 def test_unused_weight(tmp_path):
     """Qwen2's biases in a file whose configuration says Llama: dropping them would change every token."""
     weights = llama_weights() | {"model.layers.0.self_attn.q_proj.bias": torch.zeros(32)}
-    with pytest.raises(
-        PacelineError, match=r"model\.layers\.0\.self_attn\.q_proj\.bias has no place in a llama"
-    ):
+    with pytest.raises(PacelineError, match=r"model\.layers\.0\.self_attn\.q_proj\.bias has no place in a llama"):
         parts(write_folder(tmp_path, weights))
 
 

@@ -61,11 +61,7 @@ def assert_good(prepared: store.PreparedModel) -> None:
 
 
 def leftovers() -> list[str]:
-    return [
-        path.name
-        for path in home.prepared_folder().iterdir()
-        if path != KEY.folder and path.suffix != ".lock"
-    ]
+    return [path.name for path in home.prepared_folder().iterdir() if path != KEY.folder and path.suffix != ".lock"]
 
 
 def test_prepared_once_and_mapped_afterwards(caplog):
