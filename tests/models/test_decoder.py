@@ -71,6 +71,23 @@ def test_scaled_rope_equals_transformers(rope: dict[str, object]) -> None:
     assert (got - reference(model, TOKENS)).abs().max().item() <= 1e-9
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 4, 16), (4, 1, 80), (7, 1, 16), (1, 1, 96), (9, 3, 256)]
+)
+def test_head_counts_and_widths(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    """Every key head its own query head, all query heads one key head, and what lies between."""
+    shape = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": head_dim}
+    model = tiny.hf_model(tiny.hf_config("qwen3", **shape))
+    decoder = tiny.decoder_of(model, dtype)
+    pool = decoder.new_pool(1024)
+    got = run(decoder, pool.new_sequence(), TOKENS)
+    if dtype == torch.float64:
+        assert (got - reference(model, TOKENS)).abs().max().item() <= 1e-9
+    single = pool.new_sequence()
+    assert torch.equal(torch.cat([run(decoder, single, [token]) for token in TOKENS[:70]]), got[:70])
+
+
 def test_attention_and_mlp_biases_are_applied() -> None:
     model = tiny.hf_model(tiny.hf_config("llama", attention_bias=True, mlp_bias=True))
     decoder = tiny.decoder_of(model, torch.float64)

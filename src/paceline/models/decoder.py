@@ -216,7 +216,7 @@ class Decoder:
         k = rotate(k.to(self.compute_dtype), rotary[rope]).to(self.dtype)
         out = [self._attend(layer.window, index, q[plan.rows], k[plan.rows], v[plan.rows], plan) for plan in plans]
         mixed = (out[0] if len(out) == 1 else torch.cat(out)).to(self.dtype)
-        y = layer.output(mixed.view(x.shape[0], -1))
+        y = layer.output(mixed.reshape(x.shape[0], -1))
         if layer.post_attention_norm is not None:
             y = rms_norm(y, layer.post_attention_norm, c.rms_norm_eps)
         return y
