@@ -44,6 +44,10 @@ class SequenceState:
     request_id: int = 0
 
     @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.sampler.history.prompt)
+
+    @property
     def draft_sampler(self) -> DraftSampler:
         return self.rule.draft_sampler(self.sampler, self.draft_draws)
 

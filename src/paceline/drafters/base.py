@@ -57,6 +57,10 @@ class SequenceView(Protocol):
         """Prompt and output. The last token is committed but the target has not processed it yet: drafts follow it."""
 
     @property
+    def num_prompt_tokens(self) -> int:
+        """The first so many of `token_ids` are the prompt."""
+
+    @property
     def draft_sampler(self) -> DraftSampler:
         """How to pick tokens from draft logits after `token_ids`: a drafter never decides that itself."""
 
@@ -110,12 +114,32 @@ METHODS: dict[str, Method] = {
         "prompt lookup: what followed the same tokens last time",
         frozenset({"prompt_lookup_min", "prompt_lookup_max"}),
     ),
+    "suffix": Method(
+        "paceline.drafters.suffix:create",
+        "what most often followed the same tokens, here and in earlier answers",
+        frozenset(
+            {
+                "suffix_decoding_max_tree_depth",
+                "suffix_decoding_max_cached_requests",
+                "suffix_decoding_corpus_tokens",
+                "suffix_decoding_max_spec_factor",
+                "suffix_decoding_max_spec_offset",
+                "suffix_decoding_min_token_prob",
+                "suffix_decoding_min_score",
+            }
+        ),
+    ),
     "draft_model": Method(
         "paceline.drafters.draft_model:create",
         "a smaller model with the same vocabulary",
         frozenset({"model", "draft_dtype"}),
     ),
 }
+METHODS["composite"] = Method(
+    "paceline.drafters.composite:create",
+    "several methods in order: the first that has a draft",
+    frozenset({"methods"}).union(*(method.options for method in METHODS.values())),
+)
 
 
 def create_drafter(config: SpeculativeConfig, target: LoadedModel) -> Drafter:

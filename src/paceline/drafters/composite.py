@@ -1,0 +1,155 @@
+"""Several methods in order: each sequence takes the first draft that is not empty.
+
+Idea: a lookup costs nothing and is long and right where text recurs; elsewhere a model drafts. Every member observes
+every token, so each is ready when its turn comes, and a member is called once a step, for the sequences that are still
+without a draft. Cost a step: its members', as far as they are asked. Pays where some of the text recurs.
+Lossless under every rule its members are lossless under. Whether a member drafts at all is settled by the context (text
+that recurs, room in the draft model's context, a token that a constraint allows) before it draws its first token: the
+choice never depends on a sampled value, and no sampled token is dropped.
+Source: the hybrid of suffix decoding and EAGLE in Oliaro et al. 2411.04975; ArcticInference.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.core.proposal import Proposal
+from paceline.drafters.base import METHODS, Drafter, Features, Needs, SequenceView, create_drafter
+from paceline.drafters.config import MAX_DRAFT_TOKENS, SpeculativeConfig
+from paceline.errors import PacelineError
+from paceline.models.load import LoadedModel
+
+# Before another method, suffix must expect about what a model's draft brings: a match of one token is too easily found.
+BEFORE_OTHERS = {"suffix_decoding_min_score": 2.0}
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A drafter, and the most tokens it drafts whatever the budget."""
+
+    drafter: Drafter
+    num_draft_tokens: int = MAX_DRAFT_TOKENS
+
+
+class CompositeDrafter:
+    """Asks `members` in order. Raises PacelineError if they cannot share a target pass."""
+
+    name = "composite"
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self.members = tuple(members)
+        self.needs = union(member.drafter for member in members)
+        self._drafted_by: dict[int, Drafter] = {}  # whose proposal a sequence's next pass verifies
+
+    def observe(self, sequence: SequenceView, tokens: Sequence[int], features: Features) -> None:
+        drafted_by = self._drafted_by.pop(sequence.request_id, None)
+        for member in self.members:
+            drafter = member.drafter
+            drafter.observe(sequence, tokens, share(features, drafter.needs, drafter is drafted_by))
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
+        proposals = [Proposal.empty() for _ in sequences]
+        waiting = [i for i, budget in enumerate(budgets) if budget > 0]
+        for member in self.members:
+            if not waiting:
+                break
+            limits = [min(budgets[i], member.num_draft_tokens) for i in waiting]
+            drafts = member.drafter.propose([sequences[i] for i in waiting], limits)
+            for i, draft in zip(waiting, drafts, strict=True):
+                if len(draft):
+                    proposals[i] = draft
+                    self._drafted_by[sequences[i].request_id] = member.drafter
+            waiting = [i for i in waiting if not len(proposals[i])]
+        return proposals
+
+    def snapshot(self, sequence: SequenceView) -> Any:
+        return tuple(member.drafter.snapshot(sequence) for member in self.members)
+
+    def restore(self, sequence: SequenceView, snapshot: Any, length: int) -> None:
+        self._drafted_by.pop(sequence.request_id, None)
+        for i, member in enumerate(self.members):
+            member.drafter.restore(sequence, None if snapshot is None else snapshot[i], length)
+
+    def fork(self, sequence: SequenceView, child: SequenceView) -> None:
+        for member in self.members:
+            member.drafter.fork(sequence, child)
+
+    def release(self, sequence: SequenceView) -> None:
+        self._drafted_by.pop(sequence.request_id, None)
+        for member in self.members:
+            member.drafter.release(sequence)
+
+
+def union(drafters: Iterable[Drafter]) -> Needs:
+    """All that the drafters need of a pass. Raises PacelineError for early exits at different layers."""
+    all_needs: list[Needs] = []
+    exits: dict[int, str] = {}
+    for drafter in drafters:
+        all_needs.append(drafter.needs)
+        if drafter.needs.early_layer is not None:
+            exits.setdefault(drafter.needs.early_layer, drafter.name)
+    if len(exits) > 1:
+        (one, first), (other, second) = list(exits.items())[:2]
+        raise PacelineError(
+            f"composite: {first!r} exits at layer {one} and {second!r} at layer {other}",
+            hint="let them exit at the same layer, or leave one out",
+        )
+    return Needs(
+        hidden_layers=tuple(sorted({layer for needs in all_needs for layer in needs.hidden_layers})),
+        top_tokens=max((needs.top_tokens for needs in all_needs), default=0),
+        scratch_argmax=any(needs.scratch_argmax for needs in all_needs),
+        early_layer=next(iter(exits), None),
+    )
+
+
+def share(features: Features, needs: Needs, drafted: bool) -> Features:
+    """What one member asked for, and no more; scratch nodes are those of the member that `drafted`."""
+    top = features.top_tokens
+    return Features(
+        {layer: features.hidden[layer] for layer in needs.hidden_layers},
+        None if top is None or not needs.top_tokens else top[:, : needs.top_tokens],
+        features.scratch_argmax if needs.scratch_argmax and drafted else None,
+    )
+
+
+def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
+    members = member_configs(config)
+    return CompositeDrafter([Member(create_drafter(m, target), m.num_speculative_tokens) for m in members])
+
+
+def member_configs(config: SpeculativeConfig) -> list[SpeculativeConfig]:
+    """Each member's configuration: its own options, then the composite's. Raises PacelineError for one nobody takes."""
+    members = config.methods
+    if members is None:
+        raise PacelineError(
+            "method 'composite' needs methods", hint='for instance "methods": ["suffix", "draft_model"]'
+        )
+    names = [member.method for member in members]
+    for name in names:
+        if name not in METHODS:
+            raise PacelineError(
+                f"methods holds the unknown method {name!r}", hint=f"one of: {', '.join(sorted(METHODS))}"
+            )
+        if name in ("none", "composite"):
+            raise PacelineError(f"methods holds {name!r}, which is no method to draft with", hint="leave it out")
+        if names.count(name) > 1:
+            raise PacelineError(f"methods holds {name!r} twice", hint="name each method once")
+    if len(members) < 2:
+        raise PacelineError(
+            f"methods holds {len(members)} of the two methods or more that 'composite' needs",
+            hint=f'"method": "{names[0]}" uses one alone' if names else '"methods": ["suffix", "draft_model"]',
+        )
+    options = {name: getattr(config, name) for name in sorted(config.options() - {"methods"})}
+    for option in options:
+        if not any(
+            option in METHODS[name].options and option not in m.options()
+            for name, m in zip(names, members, strict=True)
+        ):
+            raise PacelineError(f"no method of {', '.join(names)} takes {option} from 'composite'", hint="leave it out")
+    last = len(members) - 1
+    return [_fill_in(m, options if i == last else {**BEFORE_OTHERS, **options}) for i, m in enumerate(members)]
+
+
+def _fill_in(member: SpeculativeConfig, options: dict[str, Any]) -> SpeculativeConfig:
+    taken = METHODS[member.method].options - member.options()
+    return replace(member, **{name: value for name, value in options.items() if name in taken})
