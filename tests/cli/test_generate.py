@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from paceline.cli import generation
+from paceline.cli.generate import METHOD_NAMES
 from paceline.cli.main import main
 from paceline.decode import Step
+from paceline.drafters.base import METHODS
 
 CONTEXT = 512  # positions of the tiny model
 TEXT = "one two three one two three"
@@ -100,6 +102,8 @@ def test_the_method_changes_nothing_but_the_passes(as_json: Callable[..., Any], 
     assert speculation["acceptance_histogram"] == [count]
     for options in (
         ["--method", "ngram"],
+        ["--method", "suffix"],
+        ["--method", "suffix,draft_model", "--draft-model", str(tiny_llama_dir)],
         ["--num-draft-tokens", "0"],
         ["--num-draft-tokens", "1"],
         ["--draft-model", str(tiny_llama_dir)],
@@ -265,6 +269,11 @@ def test_ctrl_c_keeps_the_text_so_far(
         assert "2 passes · interrupted" in err.splitlines()[-2]
 
 
+def test_the_help_names_every_method() -> None:
+    """The command line must not import the registry, which needs torch, to name its methods."""
+    assert set(METHOD_NAMES) == set(METHODS) - {"composite"}
+
+
 BAD = [
     (["", "--raw"], "the prompt is empty"),
     (["  \n"], "the prompt is empty"),
@@ -281,6 +290,9 @@ BAD = [
     ([TEXT, "--seed", "-1"], "seed is -1"),
     ([TEXT, "--stop", ""], "stop"),
     ([TEXT, "--method", "ngrm"], "unknown method 'ngrm'"),
+    ([TEXT, "--method", "suffix,ngrm"], "unknown method 'ngrm'"),
+    ([TEXT, "--method", "suffix,none"], "none"),
+    ([TEXT, "--method", "suffix", "--draft-model", "smollm2-135m"], "contradicts --method suffix"),
     ([TEXT, "--method", "draft_model"], "needs a draft model"),
     ([TEXT, "--method", "ngram", "--draft-model", "smollm2-135m"], "contradicts --method ngram"),
     ([TEXT, "--method", "none", "--num-draft-tokens", "3"], "contradicts --method none"),

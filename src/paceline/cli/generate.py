@@ -10,7 +10,7 @@ from paceline.drafters.config import MAX_DRAFT_TOKENS, SpeculativeConfig
 from paceline.errors import PacelineError
 
 SAMPLING = SamplingParams()
-SPECULATION = SpeculativeConfig()
+METHOD_NAMES = ("none", "ngram", "suffix", "draft_model")  # the registry itself would import torch
 
 
 def add_parser(subparsers: Any) -> None:
@@ -44,9 +44,9 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("speculation", "how soon the tokens come; never which").add_argument
     default = "default: draft_model where --draft-model is given, else ngram"
-    add("--method", metavar="NAME", help=f"none, ngram, draft_model … ({default})")
+    add("--method", metavar="NAME", help=f"{', '.join(METHOD_NAMES)}; several in order: suffix,draft_model ({default})")
     add("--draft-model", metavar="NAME", help="a smaller model with the same vocabulary")
-    bounds = f"0 (plain decoding) to {MAX_DRAFT_TOKENS}; default: {SPECULATION.num_speculative_tokens}"
+    bounds = f"0 (plain decoding) to {MAX_DRAFT_TOKENS}; default: the method's own"
     add("--num-draft-tokens", "-k", type=int, metavar="K", help=f"tokens drafted a step, {bounds}")
 
 
@@ -90,29 +90,35 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
     """The method asked for, or the one that the other options imply. Contradictions are refused."""
-    method = args.method or ("ngram" if args.draft_model is None else "draft_model")
-    count = SPECULATION.num_speculative_tokens if args.num_draft_tokens is None else args.num_draft_tokens
-    if not 0 <= count <= MAX_DRAFT_TOKENS:
+    methods = (args.method or ("ngram" if args.draft_model is None else "draft_model")).split(",")
+    count = args.num_draft_tokens
+    if count is not None and not 0 <= count <= MAX_DRAFT_TOKENS:
         raise PacelineError(
             f"--num-draft-tokens is {count}; it must be a whole number from 0 to {MAX_DRAFT_TOKENS}",
             hint="0 is plain decoding",
         )
-    if args.draft_model is not None and method in ("none", "ngram"):
+    takes_model = "draft_model" in methods
+    if args.draft_model is not None and not takes_model and set(methods) <= set(METHOD_NAMES):
         raise PacelineError(
-            f"--draft-model {args.draft_model} contradicts --method {method}, which uses no second model",
+            f"--draft-model {args.draft_model} contradicts --method {args.method}, which uses no second model",
             hint="leave one of the two out",
         )
-    if args.draft_model is None and method == "draft_model":
+    if args.draft_model is None and takes_model:
         raise PacelineError(
             "--method draft_model needs a draft model",
             hint="name one with --draft-model, for instance qwen2.5-coder-0.5b for qwen2.5-coder-1.5b",
         )
-    if method == "none" and args.num_draft_tokens:
+    if methods == ["none"] and count:
         raise PacelineError(
             f"--num-draft-tokens {count} contradicts --method none, which drafts nothing",
             hint="leave one of the two out",
         )
-    return SpeculativeConfig(method=method, num_speculative_tokens=count, model=args.draft_model)
+    values: dict[str, Any] = {"method": methods[0]} if len(methods) == 1 else {"methods": methods}
+    if count is not None:
+        values["num_draft_tokens"] = count
+    if args.draft_model is not None:
+        values["draft_model"] = args.draft_model
+    return SpeculativeConfig.from_dict(values)
 
 
 def read_prompt(args: argparse.Namespace) -> str:

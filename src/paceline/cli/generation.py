@@ -44,7 +44,8 @@ class Answer:
 
 
 def generate(args: argparse.Namespace, prompt: str, params: SamplingParams, speculation: SpeculativeConfig) -> int:
-    check_method(speculation.method)
+    for member in (speculation, *(speculation.methods or ())):
+        check_method(member.method)
     if args.threads is not None:
         set_threads(args.threads)
     model = load_model(
@@ -212,7 +213,7 @@ def banner(model: LoadedModel, speculation: SpeculativeConfig, params: SamplingP
     device = str(model.decoder.device)
     if device == "cpu":
         device += f" ({torch.get_num_threads()} threads)"
-    method = speculation.method
+    method = " then ".join(member.method for member in speculation.methods or (speculation,))
     if speculation.method != "none":
         method += f", K = {speculation.num_speculative_tokens}"
     parts = [
