@@ -24,6 +24,7 @@ from paceline.core import path, rng
 from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal
 from paceline.core.rng import CounterNoise
+from paceline.core.support import Support
 from paceline.core.tree import ROOT
 from paceline.decode import Step, decode
 
@@ -192,7 +193,7 @@ def faults(tally: Tally, law: Law, false_alarm: float) -> list[str]:
 def quick_tally(case: Case, seeds: Sequence[int], at_once: int = 5000) -> Tally:
     """`tally` at three times the speed, bit for bit the same draws. For cases on tables."""
     result = Tally()
-    with mock.patch.object(path, "token_weights", _remembering(case)):
+    with mock.patch.object(path, "token_support", _remembering(case)):
         for first in range(0, len(seeds), at_once):
             some = seeds[first : first + at_once]
             noise = tally_noise(some, case.target().decoder.config.vocab_size) if case.consecutive else {}
@@ -201,19 +202,19 @@ def quick_tally(case: Case, seeds: Sequence[int], at_once: int = 5000) -> Tally:
     return result
 
 
-def _remembering(case: Case) -> Callable[..., Tensor]:
-    """`token_weights` once a row: under the case's parameters it depends on nothing else."""
+def _remembering(case: Case) -> Callable[..., Support]:
+    """`token_support` once a row: under the case's parameters it depends on nothing else."""
     assert not (case.params.has_penalties or case.params.min_tokens or case.params.bad_words)
-    shipped = path.token_weights
-    known: dict[int, tuple[Tensor, Tensor]] = {}
+    shipped = path.token_support
+    known: dict[int, tuple[Tensor, Support]] = {}
 
-    def token_weights(logits: Tensor, *others: Any) -> Tensor:
+    def token_support(logits: Tensor, *others: Any) -> Support:
         key = logits.data_ptr()
         if key not in known:  # the row is held too: its address cannot come to mean another
             known[key] = logits, shipped(logits, *others)
         return known[key][1]
 
-    return token_weights
+    return token_support
 
 
 def tally_noise(seeds: Sequence[int], vocab_size: int) -> dict[tuple[int, int], Tensor]:

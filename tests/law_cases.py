@@ -12,8 +12,10 @@ from torch import Tensor
 
 from paceline.core.drafting import DraftSampler, Draw
 from paceline.core.params import SamplingParams
+from paceline.core.path import TargetWeights
 from paceline.core.proposal import Proposal, Verdict
 from paceline.core.rng import CounterNoise, GeneratorDraws, Randomness, stream_key, token_hash
+from paceline.core.support import Support
 from paceline.core.tree import ROOT
 from paceline.core.verify import Block, Coupled, Rule, Standard, TargetRows
 from paceline.models.cache import SequenceCache
@@ -149,6 +151,9 @@ class SharedUniform:
         shared = Randomness(randomness.noise, OneUniform(randomness.draws))
         return self.rule.verify(proposal, target_weights, shared)
 
+    def target_rows(self, target: TargetWeights) -> TargetRows:
+        return self.rule.target_rows(target)
+
     def draft_sampler(self, path: Any, draws: Any) -> DraftSampler:
         return self.rule.draft_sampler(path, draws)
 
@@ -163,10 +168,12 @@ class StuckNoise(CounterNoise):
 class Float32Noise(CounterNoise):
     """Gumbel noise as in textbooks, in float32: -log(-log u) is infinite where u rounds to 1."""
 
-    def race(self, weights: Tensor) -> int:
+    def race(self, weights: Tensor | Support) -> int:
+        weights, ids = Support.of(weights).weights, Support.of(weights).ids
+        ids = torch.arange(len(weights)) if ids is None else ids
         key = stream_key(self.seed, self.choice, self.position)
-        uniform = (token_hash(key, torch.arange(len(weights))).double() + 0.5).mul_(2.0**-32).float()
-        return int((weights.float().log() - (-uniform.log()).log()).argmax())
+        uniform = (token_hash(key, ids).double() + 0.5).mul_(2.0**-32).float()
+        return int(ids[(weights.float().log() - (-uniform.log()).log()).argmax()])
 
 
 def one_stream(seed: int, choice: int = 0, stream: str = "verify") -> GeneratorDraws:

@@ -15,10 +15,11 @@ from paceline.core.params import SamplingParams
 from paceline.core.path import PathSampler, TargetWeights
 from paceline.core.proposal import Proposal
 from paceline.core.rng import CounterNoise, GeneratorDraws, Randomness, draw_seed
+from paceline.core.stopping import cut, token_limit
 from paceline.core.verify import Coupled, Rule
-from paceline.drafters.base import Drafter, Features, Needs
+from paceline.drafters.base import Drafter, features
 from paceline.errors import PacelineError
-from paceline.models.decoder import Decoder, ForwardOutput, Segment
+from paceline.models.decoder import Decoder, Segment
 
 PREFILL_ROWS = 128
 
@@ -109,7 +110,7 @@ def decode(
             logits = target.logits(out.hidden)  # [1 + N, V]
             # 4. Verify, and cut what was accepted at the first stop token or at the limit.
             weights = TargetWeights(sampler, proposal, partial(row_after, logits))
-            verdict = rule.verify(proposal, weights, Randomness(sampler.noise, draws))
+            verdict = rule.verify(proposal, rule.target_rows(weights), Randomness(sampler.noise, draws))
             tokens, finish_reason = cut(verdict.tokens(proposal), left, stop_ids)
             # 5. Commit the rows of the tokens kept; the newest token has none yet.
             path = [0, *(node + 1 for node in verdict.path)][: len(tokens)]
@@ -123,48 +124,6 @@ def decode(
         cache.release()
 
 
-def token_limit(prompt_length: int, params: SamplingParams, max_context: int) -> int:
-    """How many tokens may be generated. Raises PacelineError where it is none."""
-    if prompt_length == 0:
-        raise PacelineError("the prompt is empty", hint="give at least one token")
-    room = max_context - prompt_length
-    if room <= 0:
-        raise PacelineError(
-            f"the prompt has {prompt_length} tokens but the context holds {max_context}, one of them for the answer",
-            hint="shorten the prompt, or raise --max-context if the model allows",
-        )
-    return room if params.max_tokens is None else min(room, params.max_tokens)
-
-
 def row_after(logits: torch.Tensor, node: int) -> torch.Tensor:
     """The target's row after a node of the proposal; row 0 is the root's (node −1)."""
     return logits[node + 1]
-
-
-def cut(tokens: tuple[int, ...], left: int, stop_ids: frozenset[int]) -> tuple[tuple[int, ...], str | None]:
-    """The run up to its first stop token or its limit, and why it ended there (None if it goes on)."""
-    for count, token in enumerate(tokens[:left], start=1):
-        if token in stop_ids:
-            return tokens[:count], "stop"
-    return (tokens[:left], "length") if len(tokens) >= left else (tokens, None)
-
-
-def features(
-    target: Decoder,
-    needs: Needs,
-    out: ForwardOutput,
-    rows: Sequence[int],
-    logits: torch.Tensor | None = None,
-    proposal: Proposal | None = None,
-) -> Features:
-    """What a drafter asked to see of a pass, at the rows kept; without `logits` [T, V] hidden states alone."""
-    index = torch.tensor(list(rows), device=out.hidden.device)
-    hidden = {
-        layer: (target.final_hidden(out.hidden) if layer < 0 else out.taps[layer])[index]
-        for layer in needs.hidden_layers
-    }
-    if logits is None or proposal is None:
-        return Features(hidden)
-    top = logits[index].topk(needs.top_tokens).indices if needs.top_tokens else None
-    scratch = logits[1 + proposal.num_verified :].argmax(-1) if needs.scratch_argmax else None
-    return Features(hidden, top, scratch)

@@ -250,3 +250,31 @@ def test_a_large_vocabulary_wins_nothing_at_zero_weight_and_stays_finite():
         noise = CounterNoise(seed)
         assert noise.race(weights) % 2 == 1
         assert torch.isfinite(noise.exponentials(torch.arange(151_936))).all()
+
+
+# The race over a whole vocabulary: bounds instead of noise for all but a few
+
+
+@pytest.mark.parametrize("vocab_size", [4096, 5000, 151_936])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 8.0, 60.0])
+def test_the_bounded_race_has_the_winner_of_the_whole_one(vocab_size: int, spread: float) -> None:
+    for seed in range(40 if vocab_size < 10_000 else 8):
+        generator = torch.Generator().manual_seed(seed)
+        logits = spread * torch.randn(vocab_size, generator=generator, dtype=torch.float64)
+        weights = (logits - logits.max()).exp()
+        weights[torch.rand(vocab_size, generator=generator) < 0.1] = 0
+        noise = CounterNoise(seed, 1, 7)
+        everyone = noise.exponentials(torch.arange(vocab_size))
+        assert noise.race(weights) == int((everyone / weights).argmin())
+
+
+def test_the_bounded_race_takes_the_lowest_of_equals_and_stands_extreme_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from paceline.core import rng
+
+    for fill, special in ((2**31, 5), (2**32 - 1, 2**32 - 1), (0, 0), (2**32 - 1, 0)):
+        hashes = torch.full((8192,), fill, dtype=torch.int64)
+        hashes[[700, 6000]] = special
+        with monkeypatch.context() as patch:
+            patch.setattr(rng, "_mixed", lambda z, scratch, hashes=hashes: hashes)
+            expected = int(rng.exponential(hashes).argmin())
+            assert CounterNoise(1).race(torch.ones(8192, dtype=torch.float64)) == expected

@@ -278,3 +278,64 @@ def test_logprobs_are_of_the_raw_row():
 def test_no_alternatives_when_none_are_asked_for():
     found = position_logprobs(torch.tensor([0.0, 0.0]), token=1, num_top=0)
     assert found.top == () and found.chosen.logprob == pytest.approx(-math.log(2)) and found.chosen.rank == 1
+
+
+# Wide rows: folded scans must find what plain ones find
+
+
+@pytest.mark.parametrize("vocab_size", [4096, 4999, 151_936])
+def test_folded_scans_find_what_plain_ones_find(vocab_size: int) -> None:
+    from paceline.core.rows import first_largest, ids_at_least, top_ids
+
+    for seed, dtype in enumerate((torch.bfloat16, torch.float32, torch.float64) * 3):
+        generator = torch.Generator().manual_seed(seed)
+        row = torch.randn(vocab_size, generator=generator).to(dtype)
+        row[torch.randint(0, vocab_size, (3,), generator=generator)] = -torch.inf
+        for bound in (row.max(), row.min(), 2.5, 9.0):
+            assert torch.equal(ids_at_least(row, bound), (row >= bound).nonzero().flatten())
+        stable = row.sort(descending=True, stable=True).indices
+        assert first_largest(row).tolist() == stable[:1].tolist()
+        for k in (1, 2, 7, 40, 900, 4000, vocab_size, vocab_size + 5):
+            assert torch.equal(top_ids(row, k), stable[:k])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 0},
+        {"temperature": 1.3, "top_p": 0.9},
+        {"top_p": 1e-9},
+        {"top_k": 7},
+        {"top_k": 50, "top_p": 0.5, "min_p": 0.01},
+        {"min_p": 0.05},
+        {"min_p": 0.001, "top_p": 0.8},
+        {"min_p": 1.0},
+        {"temperature": 1e-6},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("vocab_size", [40, 5000])
+def test_filters_by_their_definition(changes: dict[str, float], vocab_size: int) -> None:
+    """temperature, min-p, top-k, top-p one after the other on a sorted row, ties to the lowest id."""
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        logits = (4 * torch.randn(vocab_size, generator=generator)).to(torch.bfloat16)
+        params = SamplingParams(**changes)  # type: ignore[arg-type]
+        weights = token_weights(logits, params, History(()))
+        order = logits.sort(descending=True, stable=True).indices.tolist()
+        if params.is_greedy:
+            assert weights.nonzero().flatten().tolist() == order[:1]
+            continue
+        expected = [math.exp((float(logits[i]) - float(logits[order[0]])) / params.temperature) for i in order]
+        kept = [(i, w) for i, w in zip(order, expected, strict=True) if w >= params.min_p]
+        kept = kept[: params.top_k] if params.top_k > 0 else kept
+        mass, before, final = params.top_p * sum(w for _, w in kept), 0.0, []
+        for i, w in kept:
+            if params.top_p < 1 and before >= mass:
+                break
+            final.append((i, w))
+            before += w
+        final = [(i, w) for i, w in final if w > 0]
+        assert weights.nonzero().flatten().tolist() == sorted(i for i, _ in final)
+        for i, w in final:
+            assert math.isclose(float(weights[i]), w, rel_tol=1e-12)

@@ -106,7 +106,7 @@ def test_precision(tmp_path, stored, asked, precision, dtype):
     assert bool(model.notes) == (stored == torch.float16)
 
 
-def parts(folder) -> load._Parts:
+def parts(folder) -> load.ModelParts:
     return FolderSource(folder).read(None, load.silent)
 
 

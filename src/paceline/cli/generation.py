@@ -14,7 +14,8 @@ import torch
 from paceline.cli.main import EXIT_INTERRUPTED
 from paceline.core.params import SamplingParams
 from paceline.core.rng import draw_seed
-from paceline.decode import Step, decode, token_limit
+from paceline.core.stopping import token_limit
+from paceline.decode import Step, decode
 from paceline.drafters.base import METHODS, Drafter, create_drafter
 from paceline.drafters.config import SpeculativeConfig
 from paceline.engine.detokenize import IncrementalDetokenizer

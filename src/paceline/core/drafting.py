@@ -53,7 +53,7 @@ class TopDrafts:
             row = adjusted_logits(logits, path.params, path.history, path.end_tokens, allowed)
         except NoTokenAllowedError:
             return Draw(())
-        ids = top_ids(row, k) if k > 1 else row.argmax().view(1)
+        ids = top_ids(row, k)
         possible = ids[row[ids] > -torch.inf].tolist()
         return Draw(tuple(possible))
 
@@ -68,11 +68,14 @@ class CoupledDrafts:
     path: PathSampler
 
     def draw(self, logits: Tensor, k: int = 1) -> Draw:
-        weights = _weights(self.path, logits)
-        if weights is None:
+        path = self.path
+        try:
+            support = path.support(fit_vocabulary(logits, path.vocab_size))
+        except NoTokenAllowedError:
             return Draw(())
-        noise = self.path.noise
-        return Draw((noise.race(weights),) if k == 1 else tuple(noise.race_top(weights, k)))
+        if k == 1:
+            return Draw((path.noise.race(support),))
+        return Draw(tuple(path.noise.race_top(support.dense(path.vocab_size), k)))
 
     def advance(self, *tokens: int) -> "CoupledDrafts":
         return CoupledDrafts(self.path.advance(*tokens))

@@ -10,7 +10,8 @@ from paceline.core.history import History
 from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal
 from paceline.core.rng import Noise
-from paceline.core.sampling import token_weights
+from paceline.core.sampling import token_support
+from paceline.core.support import Support
 from paceline.core.tree import ROOT
 
 
@@ -64,9 +65,13 @@ class PathSampler:
         return replace(self, history=history, noise=noise, state=state)
 
     def weights(self, logits: Tensor) -> Tensor:
-        """Unnormalised probabilities [V] of the next token from its logits [V]; raises as `token_weights`."""
+        """Unnormalised probabilities [V] of the next token from its logits [V]; raises as `token_support`."""
+        return self.support(logits).dense(len(logits))
+
+    def support(self, logits: Tensor) -> Support:
+        """The same, of the possible tokens alone."""
         allowed = self.constraint.allowed(self.state)
-        return token_weights(logits, self.params, self.history, self.end_tokens, allowed)
+        return token_support(logits, self.params, self.history, self.end_tokens, allowed)
 
 
 class TargetWeights:
@@ -84,6 +89,10 @@ class TargetWeights:
 
     def __call__(self, node: int) -> Tensor:
         return self.sampler(node).weights(self._logits(node))
+
+    def support(self, node: int) -> Support:
+        """The same, of the possible tokens alone."""
+        return self.sampler(node).support(self._logits(node))
 
     def sampler(self, node: int) -> PathSampler:
         """The sampler after a node's token."""

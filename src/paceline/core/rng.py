@@ -8,13 +8,16 @@ argmax log p + g with g = -log E); the race needs no normalisation.
 
 import random
 import secrets
+import threading
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from paceline.core.rows import top_ids
+from paceline.core.rows import WIDE, ids_at_least, top_ids
+from paceline.core.support import Support
 
 _MASK = (1 << 64) - 1
 # SplitMix64 (Steele, Lea, Flood 2014): increment and the two multipliers of its finaliser.
@@ -49,18 +52,22 @@ def token_hash(key: int, token_ids: Tensor) -> Tensor:
 
     int64 arithmetic wraps modulo 2⁶⁴ on every device, so CPU and CUDA agree on every bit.
     """
-    z = token_ids * _signed(_GOLDEN)  # [M]
-    z += _signed(key)
+    z = (token_ids * _signed(_GOLDEN)).add_(_signed(key))
+    return _mixed(z, torch.empty_like(z))
+
+
+def _mixed(z: Tensor, scratch: Tensor) -> Tensor:
+    """SplitMix64's finaliser, upper half: `z` [M] is overwritten, the result lies in `scratch` [M]."""
     for shift, multiplier in ((30, _MIX1), (27, _MIX2)):
-        z ^= _shifted(z, shift)
+        z ^= _shifted(z, shift, scratch)
         z *= _signed(multiplier)
-    z ^= _shifted(z, 31)
-    return _shifted(z, 32)
+    z ^= _shifted(z, 31, scratch)
+    return _shifted(z, 32, scratch)
 
 
-def _shifted(z: Tensor, bits: int) -> Tensor:
+def _shifted(z: Tensor, bits: int, out: Tensor) -> Tensor:
     # torch shifts int64 arithmetically; the mask makes it a logical shift
-    return (z >> bits).bitwise_and_((1 << (64 - bits)) - 1)
+    return torch.bitwise_right_shift(z, bits, out=out).bitwise_and_((1 << (64 - bits)) - 1)
 
 
 def exponential(hashes: Tensor) -> Tensor:
@@ -69,7 +76,32 @@ def exponential(hashes: Tensor) -> Tensor:
     E = -log1p(-(h + ½)·2⁻³²) runs from 1.2e-10 to 22.9. In float32 (h + ½)·2⁻³² rounds to 1 for the largest
     hashes and E is infinite: about once in 110 draws at a vocabulary of 152k.
     """
-    return hashes.double().add_(0.5).mul_(-(2.0**-32)).log1p_().neg_()
+    return _uniform(hashes.double()).neg_().log1p_().neg_()
+
+
+def _uniform(hashes: Tensor) -> Tensor:
+    """x = (h + ½)·2⁻³² in place, exact in float64."""
+    return hashes.add_(0.5).mul_(2.0**-32)
+
+
+class _Workspace:
+    """Buffers for a race over a whole vocabulary: fresh megabytes cost more in page faults than in arithmetic."""
+
+    def __init__(self, vocab_size: int, device: torch.device) -> None:
+        with torch.inference_mode(False):
+            self.products = torch.arange(vocab_size, device=device) * _signed(_GOLDEN)  # of every id
+            self.mixed, self.shifted = torch.empty_like(self.products), torch.empty_like(self.products)
+            self.bounds = torch.empty(vocab_size, dtype=torch.float64, device=device)
+
+
+class _Workspaces(threading.local):
+    """Each thread has its own."""
+
+    def __init__(self) -> None:
+        self.space = lru_cache(maxsize=4)(_Workspace)
+
+
+_work = _Workspaces()
 
 
 def race(weights: Tensor, exponentials: Tensor) -> int:
@@ -83,8 +115,8 @@ class Noise(Protocol):
     def ahead(self, steps: int) -> Self:
         """The noise of the token that comes `steps` later."""
 
-    def race(self, weights: Tensor) -> int:
-        """The token drawn from unnormalised `weights` [V] with this noise."""
+    def race(self, weights: Tensor | Support) -> int:
+        """The token drawn from unnormalised `weights` ([V], or of the possible tokens) with this noise."""
 
     def race_top(self, weights: Tensor, k: int) -> list[int]:
         """The first k finishers, top k of log p + g: draws without replacement. Fewer if fewer can win."""
@@ -105,9 +137,29 @@ class CounterNoise:
         """Exp(1) variates [M] of the given tokens."""
         return exponential(token_hash(stream_key(self.seed, self.choice, self.position), token_ids))
 
-    def race(self, weights: Tensor) -> int:
-        runners, their_weights = _runners(weights)
+    def race(self, weights: Tensor | Support) -> int:
+        support = Support.of(weights)
+        if support.ids is None and len(support.weights) >= WIDE:
+            return self._race_of_all(support.weights)
+        runners, their_weights = _runners(support.weights) if support.ids is None else (support.ids, support.weights)
+        if len(runners) == 1:
+            return int(runners)
         return int(runners[race(their_weights, self.exponentials(runners))])
+
+    def _race_of_all(self, weights: Tensor) -> int:
+        """The same winner, with E computed for a few only: E = −log1p(−x) ≥ x, so no speed w/E is above w/x.
+
+        The speed of the runner with the highest bound is known then; whoever's bound lies below it has lost. (1e-9 is
+        far more than the rounding of either side.)
+        """
+        work = _work.space(len(weights), weights.device)
+        key = _signed(stream_key(self.seed, self.choice, self.position))
+        hashes = _mixed(torch.add(work.products, key, out=work.mixed), work.shifted)
+        bounds = torch.div(weights, _uniform(work.bounds.copy_(hashes)), out=work.bounds)  # [V]
+        pilot = ids_at_least(bounds, bounds.amax())[:1]
+        speed = float((weights[pilot] / exponential(hashes[pilot])).item())
+        runners = ids_at_least(bounds, speed * (1 - 1e-9))
+        return int(runners[race(weights[runners], exponential(hashes[runners]))])
 
     def race_top(self, weights: Tensor, k: int) -> list[int]:
         runners, their_weights = _runners(weights)

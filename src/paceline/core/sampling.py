@@ -16,7 +16,8 @@ from torch import Tensor
 
 from paceline.core.history import History
 from paceline.core.params import SamplingParams
-from paceline.core.rows import top_ids, total
+from paceline.core.rows import first_largest, ids_at_least, top_ids, total
+from paceline.core.support import Support
 from paceline.errors import PacelineError
 
 
@@ -46,25 +47,39 @@ def token_weights(
     end_tokens: Set[int] = frozenset(),
     allowed: Tensor | None = None,
 ) -> Tensor:
-    """Unnormalised target probabilities [V] in float64 of the token after `history`; the largest is 1.
+    """`token_support` as a whole row [V]."""
+    return token_support(logits, params, history, end_tokens, allowed).dense(len(logits))
+
+
+def token_support(
+    logits: Tensor,
+    params: SamplingParams,
+    history: History,
+    end_tokens: Set[int] = frozenset(),
+    allowed: Tensor | None = None,
+) -> Support:
+    """Unnormalised target probabilities in float64 of the token after `history`; the largest is 1.
 
     `logits` [V] in any float dtype, never changed. `end_tokens` are banned before min_tokens. `allowed` [V]
-    is boolean. A greedy request gets a one-hot row. Raises BadLogitsError (NaN, +inf, or nothing but −inf
+    is boolean. A greedy request has one possible token. Raises BadLogitsError (NaN, +inf, or nothing but −inf
     in the row) or NoTokenAllowedError.
     """
     row = adjusted_logits(logits, params, history, end_tokens, allowed)
     if params.is_greedy:
-        weights = torch.zeros(len(row), dtype=torch.float64, device=row.device)
-        weights[row.argmax()] = 1  # argmax takes the first of equals
-        return weights
+        return Support(torch.ones(1, dtype=torch.float64, device=row.device), first_largest(row))
+    peak = row.amax()
     if 0 < params.top_k < len(row):
-        return _few_weights(row, top_ids(row, params.top_k), params)
-    weights = _tempered(row, row.max(), params.temperature)
-    if params.min_p > 0:
-        weights.masked_fill_(weights < params.min_p, 0)
-    if params.top_p < 1:
-        return _nucleus(row, weights, params.top_p)
-    return weights
+        ids = top_ids(row, params.top_k)
+        return _filtered(ids, _tempered(row[ids], peak, params.temperature), params)
+    weights = _tempered(row, peak, params.temperature)
+    if params.min_p == 0 and params.top_p == 1:
+        return Support(weights)
+    if params.min_p == 0:
+        ids, mass = _nucleus_and_more(weights, params.top_p)
+    else:
+        ids, mass = ids_at_least(weights, params.min_p), None
+    ids = ids[row[ids].sort(descending=True, stable=True).indices]  # by `row`: a high temperature ties nothing there
+    return _filtered(ids, weights[ids], params, mass)
 
 
 def adjusted_logits(
@@ -75,7 +90,7 @@ def adjusted_logits(
     allowed: Tensor | None = None,
 ) -> Tensor:
     """Logits [V] after all that can change their order: the same tensor if nothing is on, else a copy."""
-    peak = float(logits.max())  # max hands on NaN, so that one pass checks the row
+    peak = float(logits.amax())  # amax hands on NaN, so that one pass checks the row
     if not math.isfinite(peak):
         culprit = "nothing but -inf" if peak == -math.inf else f"{peak}"
         raise BadLogitsError(f"the logits at generated position {history.position} hold {culprit}", history.position)
@@ -123,24 +138,22 @@ def _tempered(row: Tensor, peak: Tensor, temperature: float) -> Tensor:
     return weights.exp_()
 
 
-def _few_weights(row: Tensor, ids: Tensor, params: SamplingParams) -> Tensor:
-    """Weights [V] of the top k alone: `ids` [k], likeliest first, so min-p and top-p keep the first few."""
-    few = _tempered(row[ids], row[ids[0]], params.temperature)  # [k]
-    few.masked_fill_(few < params.min_p, 0)
+def _filtered(ids: Tensor, weights: Tensor, params: SamplingParams, mass: Tensor | None = None) -> Support:
+    """What min-p and top-p keep of `ids` [M], likeliest first: the first few. `mass`: what the nucleus must reach."""
+    count = int((weights >= params.min_p).sum())  # a count of booleans is exact
     if params.top_p < 1:
-        few[_nucleus_size(few, params.top_p * total(few)) :] = 0
-    return torch.zeros(len(row), dtype=torch.float64, device=row.device).index_put_((ids,), few)
+        kept = weights[:count]
+        count = _nucleus_size(kept, params.top_p * total(kept) if mass is None else mass)
+    ids, order = ids[:count].sort()
+    return Support(weights[:count][order], ids)
 
 
-def _nucleus(row: Tensor, weights: Tensor, top_p: float) -> Tensor:
-    """`weights` [V], zero outside the nucleus. Ordered by `row`, in which a high temperature ties nothing."""
+def _nucleus_and_more(weights: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+    """Ascending ids that hold at least the nucleus of `weights` [V], and the mass it must reach."""
     mass, floor = top_p * total(weights), 0.01
-    while total(weights.masked_select(weights >= floor)) < mass:  # how deep it goes: sorting all of V is slow
+    while total(weights[ids := ids_at_least(weights, floor)]) < mass:  # how deep it goes: sorting all of V is slow
         floor /= 32
-    candidates = (weights >= floor).nonzero().flatten()
-    ids = candidates[row[candidates].sort(descending=True, stable=True).indices]
-    kept = ids[: _nucleus_size(weights[ids], mass)]
-    return torch.zeros_like(weights).index_put_((kept,), weights[kept])
+    return ids, mass
 
 
 def _nucleus_size(descending: Tensor, mass: Tensor) -> int:

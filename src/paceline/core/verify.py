@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 from paceline.core.drafting import CoupledDrafts, DraftSampler, SampledDrafts, TopDrafts
-from paceline.core.path import PathSampler
+from paceline.core.path import PathSampler, TargetWeights
 from paceline.core.proposal import Proposal, Row, Verdict
 from paceline.core.rng import Draws, Randomness
 from paceline.core.rows import normalised, point_mass, residual, total, zeroed
 from paceline.core.tree import ROOT
 from paceline.errors import PacelineError
 
-# Unnormalised target weights [V] after a node (−1: after the last committed token).
+# Unnormalised target weights [V] (or, for `coupled`, their Support) after a node; −1: after the last committed token.
 TargetRows = Callable[[int], Row]
 
 
@@ -29,6 +29,9 @@ class Rule(Protocol):
 
     def verify(self, proposal: Proposal, target_weights: TargetRows, randomness: Randomness) -> Verdict:
         """Accept a path and draw the token after it. PacelineError for a proposal the rule cannot take."""
+
+    def target_rows(self, target: TargetWeights) -> TargetRows:
+        """The form in which this rule reads the target's distribution."""
 
     def draft_sampler(self, path: PathSampler, draws: Draws) -> DraftSampler:
         """How a drafter must pick tokens for this rule; `draws` is the drafter's own source of chance."""
@@ -55,6 +58,9 @@ class Coupled:
                 return Verdict(tuple(path), token)
             path.append(child)
             node, noise = child, noise.ahead(1)
+
+    def target_rows(self, target: TargetWeights) -> TargetRows:
+        return target.support  # only what can win the race
 
     def draft_sampler(self, path: PathSampler, draws: Draws) -> DraftSampler:
         return TopDrafts(path) if path.params.is_greedy else CoupledDrafts(path)
@@ -90,6 +96,9 @@ class Standard:
                 return Verdict(tuple(path), draws.choose(p))
             path.append(child)
             node = child
+
+    def target_rows(self, target: TargetWeights) -> TargetRows:
+        return target
 
     def draft_sampler(self, path: PathSampler, draws: Draws) -> DraftSampler:
         return TopDrafts(path) if path.params.is_greedy else SampledDrafts(path, draws)
@@ -137,6 +146,9 @@ class Block:
                 return Verdict(tuple(range(i)), draws.choose(residual(w[i] * p[i], q[i])))
         return Verdict((), draws.choose(residual(p[0], q[0])))
 
+    def target_rows(self, target: TargetWeights) -> TargetRows:
+        return target
+
     def draft_sampler(self, path: PathSampler, draws: Draws) -> DraftSampler:
         return TopDrafts(path) if path.params.is_greedy else SampledDrafts(path, draws)
 
@@ -169,6 +181,9 @@ class Typical:
                 return Verdict(tuple(path), randomness.draws.choose(p))
             path.append(best)
             node = best
+
+    def target_rows(self, target: TargetWeights) -> TargetRows:
+        return target
 
     def draft_sampler(self, path: PathSampler, draws: Draws) -> DraftSampler:
         return TopDrafts(path)

@@ -15,6 +15,7 @@ from paceline.core.drafting import DraftSampler
 from paceline.core.proposal import Proposal
 from paceline.drafters.config import SpeculativeConfig
 from paceline.errors import PacelineError
+from paceline.models.decoder import Decoder, ForwardOutput
 from paceline.models.load import LoadedModel
 
 
@@ -33,6 +34,9 @@ class Needs:
     early_layer: int | None = None
 
 
+NOTHING = Needs()
+
+
 @dataclass(frozen=True, slots=True)
 class Features:
     """What the target computed at the observed tokens, as far as `Needs` asked for it.
@@ -46,11 +50,11 @@ class Features:
 
 
 class SequenceView(Protocol):
-    """What a drafter may see of a request."""
+    """What a drafter may see of a request: one choice of it, where `n` asked for several."""
 
     @property
     def request_id(self) -> int:
-        """The same for a request's whole life, never used again."""
+        """The same for its whole life, never used again."""
 
     @property
     def token_ids(self) -> Sequence[int]:
@@ -71,6 +75,9 @@ class Drafter(Protocol):
     The engine calls `observe` for **every** token the target has processed and kept: prompt chunks, steps without
     speculation, tokens drafted by another method. So a drafter can sit out and come back, and after full acceptance
     its own last token is simply the next thing it observes. It may lag and catch up in `propose`.
+
+    An exception costs speculation, never the request: the engine asks again, sequence by sequence, to find whose fault
+    it was, so `propose` must stand being called again after it has raised. `CacheFull` is no fault and means no draft.
     """
 
     name: str
@@ -86,13 +93,22 @@ class Drafter(Protocol):
         """The drafter's state after the observed tokens, for a prefix cache; None if it has none worth keeping."""
 
     def restore(self, sequence: SequenceView, snapshot: Any, length: int) -> None:
-        """Begin `sequence` with the first `length` tokens observed already, as `snapshot` (or longer) knew them."""
+        """Begin `sequence` with the first `length` tokens observed already, as `snapshot` (or longer) knew them.
+
+        Also for a running one that lost its place: with length 0, it will be observed from its start again.
+        """
+
+    def discard(self, snapshot: Any) -> None:
+        """No sequence will begin with `snapshot` any more: give back what it holds."""
 
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         """Begin `child` with all that is known of `sequence`."""
 
     def release(self, sequence: SequenceView) -> None:
-        """The request has ended: forget it. Allowed for a sequence that was never observed."""
+        """The request has ended: forget it. Allowed for a sequence that was never observed.
+
+        After a stop string that came to light late, `token_ids` may be shorter than what was observed.
+        """
 
 
 DrafterFactory = Callable[[SpeculativeConfig, LoadedModel], Drafter]
@@ -132,7 +148,7 @@ METHODS: dict[str, Method] = {
     "draft_model": Method(
         "paceline.drafters.draft_model:create",
         "a smaller model with the same vocabulary",
-        frozenset({"model", "draft_dtype"}),
+        frozenset({"model", "draft_dtype", "draft_cache_tokens"}),
     ),
 }
 METHODS["composite"] = Method(
@@ -156,3 +172,26 @@ def create_drafter(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     module, attribute = method.factory.split(":")
     factory: DrafterFactory = getattr(importlib.import_module(module), attribute)
     return factory(config, target)
+
+
+def features(
+    target: Decoder,
+    needs: Needs,
+    out: ForwardOutput,
+    rows: Sequence[int],
+    logits: torch.Tensor | None = None,
+    proposal: Proposal | None = None,
+) -> Features:
+    """What a drafter asked to see of a pass, at the rows kept; without `logits` [T, V] hidden states alone."""
+    if needs == NOTHING:
+        return Features()
+    index = torch.tensor(list(rows), device=out.hidden.device)
+    hidden = {
+        layer: (target.final_hidden(out.hidden) if layer < 0 else out.taps[layer])[index]
+        for layer in needs.hidden_layers
+    }
+    if logits is None or proposal is None:
+        return Features(hidden)
+    top = logits[index].topk(needs.top_tokens).indices if needs.top_tokens else None
+    scratch = logits[1 + proposal.num_verified :].argmax(-1) if needs.scratch_argmax else None
+    return Features(hidden, top, scratch)

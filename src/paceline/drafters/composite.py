@@ -70,6 +70,11 @@ class CompositeDrafter:
         for i, member in enumerate(self.members):
             member.drafter.restore(sequence, None if snapshot is None else snapshot[i], length)
 
+    def discard(self, snapshot: Any) -> None:
+        for i, member in enumerate(self.members):
+            if snapshot is not None:
+                member.drafter.discard(snapshot[i])
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         for member in self.members:
             member.drafter.fork(sequence, child)

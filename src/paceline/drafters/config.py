@@ -32,6 +32,8 @@ class SpeculativeConfig:
     """The draft model: an alias, a folder, a GGUF file or a Hub id."""
     draft_dtype: str | None = None
     """The draft model's precision; None takes the target's."""
+    draft_cache_tokens: int | None = None
+    """Rows of all requests together that the draft model's cache may hold; None: as many as the engine can use."""
     prompt_lookup_min: int | None = None
     """Shortest n-gram looked up."""
     prompt_lookup_max: int | None = None
@@ -63,6 +65,8 @@ class SpeculativeConfig:
         for name in ("prompt_lookup_min", "prompt_lookup_max"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1, 64)
+        if self.draft_cache_tokens is not None:
+            _check_integer("draft_cache_tokens", self.draft_cache_tokens, 1, 2**31)
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         if low is not None and high is not None and low > high:
             raise PacelineError(f"prompt_lookup_min is {low} but prompt_lookup_max is {high}")

@@ -150,6 +150,10 @@ class DraftModelDrafter:
             state.keep_observed()
             self._states[sequence.request_id] = state
 
+    def discard(self, snapshot: Any) -> None:
+        if snapshot is not None:
+            snapshot.cache.release()
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         self.restore(child, self._states.get(sequence.request_id), len(sequence.token_ids))
 
@@ -170,7 +174,7 @@ def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
         )
     draft = load_model(config.model, dtype=config.draft_dtype or target.precision, device=str(target.decoder.device))
     check_same_vocabulary(target, draft)
-    return DraftModelDrafter(draft.decoder)
+    return DraftModelDrafter(draft.decoder, config.draft_cache_tokens)
 
 
 def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:

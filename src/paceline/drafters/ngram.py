@@ -72,6 +72,9 @@ class NgramDrafter:
     def restore(self, sequence: SequenceView, snapshot: Any, length: int) -> None:
         self.release(sequence)
 
+    def discard(self, snapshot: Any) -> None:
+        pass
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         pass
 

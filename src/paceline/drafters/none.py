@@ -27,6 +27,9 @@ class NoDrafter:
     def restore(self, sequence: SequenceView, snapshot: Any, length: int) -> None:
         pass
 
+    def discard(self, snapshot: Any) -> None:
+        pass
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         pass
 

@@ -146,6 +146,9 @@ class SuffixDrafter:
     def restore(self, sequence: SequenceView, snapshot: Any, length: int) -> None:
         self._states[sequence.request_id] = _State(SuffixTree(self.depth))
 
+    def discard(self, snapshot: Any) -> None:
+        pass
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         self.restore(child, None, 0)  # indexing takes hardly longer than a copy
 

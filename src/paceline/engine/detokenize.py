@@ -54,6 +54,11 @@ class IncrementalDetokenizer:
         """All that was returned so far."""
         return "".join(self._pieces)
 
+    @property
+    def num_settled(self) -> int:
+        """How many tokens no stop string can take back any more, whatever follows."""
+        return self._stops.num_settled
+
     def push(self, token_ids: Iterable[int]) -> str:
         """Append ids and return the text they settle; what follows a stop string is ignored."""
         delta = []
@@ -144,6 +149,7 @@ class _StopStrings:
         self._stop = tuple(stop)
         self._longest = max(map(len, self._stop), default=0)
         self._held = ""
+        self._num_tokens = 0  # the token that ended the last piece
         self._ends: list[tuple[int, int]] = []  # length of the held text after a token, number of that token
 
     def push(self, text: str, num_tokens: int) -> str:
@@ -151,6 +157,7 @@ class _StopStrings:
         if self.match is not None:
             return ""
         self._held += text
+        self._num_tokens = num_tokens
         self._ends.append((len(self._held), num_tokens))
         found = self._first_match()
         begun = self._first_beginning(len(self._held) if found is None else found)
@@ -158,6 +165,13 @@ class _StopStrings:
         if found is not None and begun == found:
             return self._finish(found)
         return self._release(begun)
+
+    @property
+    def num_settled(self) -> int:
+        """A match ends at the first token with held text or later; without any, behind the last piece."""
+        if self.match is not None:
+            return self.match.num_tokens
+        return self._ends[0][1] if self._ends else self._num_tokens
 
     def flush(self) -> str:
         """The text held back, cut at a match that only waited for another."""

@@ -36,3 +36,14 @@ class SpeculationStatistics:
     def draft_acceptance_rate(self) -> float:
         """Accepted of the drafted tokens; 0 if none was drafted."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    def merge(self, other: "SpeculationStatistics") -> None:
+        """Add another's sums."""
+        self.num_steps += other.num_steps
+        self.num_tokens += other.num_tokens
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+        missing = len(other.acceptance_histogram) - len(self.acceptance_histogram)
+        self.acceptance_histogram.extend([0] * missing)
+        for accepted, passes in enumerate(other.acceptance_histogram):
+            self.acceptance_histogram[accepted] += passes

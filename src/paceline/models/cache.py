@@ -38,6 +38,14 @@ class KVPool:
     def blocks_in_use(self) -> int:
         return len(self._references) - len(self._free)
 
+    @property
+    def num_free(self) -> int:
+        return self.num_blocks - self.blocks_in_use
+
+    def holders(self, block: int) -> int:
+        """How many sequences (and prefix-cache entries) share a block."""
+        return self._references[block]
+
     def _grow(self) -> None:
         held = len(self._references)
         total = min(self.num_blocks, max(FIRST_BLOCKS, 2 * held))
@@ -89,6 +97,21 @@ class SequenceCache:
         self.pool = pool
         self.length = 0
         self.blocks: list[int] = []
+
+    def blocks_to_take(self, rows: int) -> int:
+        """Free blocks that `reserve(rows)` would take: new ones, and copies of shared ones about to be written."""
+        needed = -(-(self.length + rows) // BLOCK)
+        written = self.blocks[self.length // BLOCK : needed]
+        return max(0, needed - len(self.blocks)) + sum(self.pool.holders(block) > 1 for block in written)
+
+    def share_prefix(self, blocks: Sequence[int]) -> None:
+        """Begin an empty sequence with full blocks that somebody else holds too."""
+        if self.blocks:
+            raise ValueError(f"{len(self.blocks)} blocks are held already")
+        for block in blocks:
+            self.pool.share(block)
+        self.blocks = list(blocks)
+        self.length = len(self.blocks) * BLOCK
 
     def reserve(self, rows: int) -> None:
         """Make room for `rows` rows after the committed ones. Raises CacheFull, leaving every row as it was."""

@@ -73,11 +73,7 @@ class Checkpoint:
         return tensor
 
     def tensors(self, config: ModelConfig, skip: frozenset[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """(canonical name, tensor) for all but `skip`, mapped from the files.
-
-        Gemma stores its norm weights less one: they come out as effective weights, w + 1 in float32 (as
-        transformers adds it), float64 if stored so.
-        """
+        """(canonical name, effective tensor) for all but `skip`, mapped from the files."""
         from safetensors import safe_open
 
         by_file: dict[Path, list[StoredTensor]] = {}
@@ -93,10 +89,7 @@ class Checkpoint:
         for path, members in by_file.items():
             with safe_open(path, framework="pt") as file:
                 for stored in members:
-                    tensor = file.get_tensor(stored.stored_name)
-                    if config.family == "gemma3" and stored.name.endswith(_GEMMA_NORMS):
-                        tensor = tensor.to(torch.promote_types(tensor.dtype, torch.float32)) + 1
-                    yield stored.name, tensor
+                    yield stored.name, effective(config, stored.name, file.get_tensor(stored.stored_name))
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
@@ -213,6 +206,13 @@ def _read_header(path: Path) -> dict[str, StoredTensor]:
 
 def _stored(name: str, path: Path, entry: dict[str, Any]) -> StoredTensor:
     return StoredTensor(canonical_name(name), name, path, str(entry["dtype"]), tuple(int(n) for n in entry["shape"]))
+
+
+def effective(config: ModelConfig, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """Gemma stores its norm weights less one: w + 1 in float32 (as transformers adds it), float64 if stored so."""
+    if config.family == "gemma3" and name.endswith(_GEMMA_NORMS):
+        return tensor.to(torch.promote_types(tensor.dtype, torch.float32)) + 1
+    return tensor
 
 
 def canonical_name(name: str) -> str:

@@ -7,7 +7,7 @@ folders are mapped and laid out in memory at each start: a copy at memory speed,
 import hashlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
@@ -55,7 +55,9 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Parts:
+class ModelParts:
+    """What a source yields."""
+
     config: ModelConfig
     weights: dict[str, torch.Tensor]
     tokenizer: Tokenizer | None
@@ -69,7 +71,7 @@ class ModelSource(Protocol):
     @property
     def origin(self) -> str: ...
 
-    def read(self, precision: str | None, progress: Progress) -> _Parts:
+    def read(self, precision: str | None, progress: Progress) -> ModelParts:
         """Config, prepared weights and tokenizer; `precision` None means the source's own."""
         ...
 
@@ -84,7 +86,7 @@ class GGUFSource:
     def origin(self) -> str:
         return f"GGUF file {self.path}"
 
-    def read(self, precision: str | None, progress: Progress) -> _Parts:
+    def read(self, precision: str | None, progress: Progress) -> ModelParts:
         from paceline.models.gguf import open_gguf
 
         chosen = precision or "bf16"
@@ -95,7 +97,7 @@ class GGUFSource:
         key = store.PreparedKey(source, chosen)
         prepared = store.get(key, self.path.name, lambda: self._recipe(PRECISIONS[chosen]), progress)
         tokenizer = Tokenizer.load(prepared.tokenizer_folder)
-        return _Parts(prepared.config, prepared.weights, tokenizer, chosen, prepared.notes)
+        return ModelParts(prepared.config, prepared.weights, tokenizer, chosen, prepared.notes)
 
     def parts(self) -> list[Path]:
         """All files of a split model, by their names alone."""
@@ -124,7 +126,7 @@ class GGUFSource:
             config=config,
             tensors=prepare(config, file.weights(dtype), dtype),
             size=prepared_size(config, dtype),
-            notes=_leftover_note(inert),
+            notes=leftover_note(inert),
             save_tokenizer=tokenizer_from_gguf(file).save,
         )
 
@@ -139,19 +141,19 @@ class FolderSource:
     def origin(self) -> str:
         return f"folder {self.path}"
 
-    def read(self, precision: str | None, progress: Progress) -> _Parts:
+    def read(self, precision: str | None, progress: Progress) -> ModelParts:
         checkpoint = open_checkpoint(self.path)
         config = config_from_hf(checkpoint.config, checkpoint.generation_config)
         inert = check_names(config, checkpoint.stored, str(self.path))
-        notes = _leftover_note([*inert, *checkpoint.left_out])
+        notes = leftover_note([*inert, *checkpoint.left_out])
         notes += _tied_head_note(config, checkpoint)
-        chosen, precision_note = (precision, ()) if precision else _own_precision(checkpoint.dtype())
+        chosen, precision_note = (precision, ()) if precision else own_precision(checkpoint.dtype())
         dtype = PRECISIONS[chosen]
         tensors = prepare(config, checkpoint.tensors(config, frozenset(inert)), dtype)
         weights = dict(_counted(tensors, prepared_size(config, dtype), f"loading {self.path.name}", progress))
         has_tokenizer = any((self.path / file).exists() for file in _TOKENIZER_FILES)
         tokenizer = Tokenizer.from_hf_folder(self.path) if has_tokenizer else None
-        return _Parts(config, weights, tokenizer, chosen, notes + precision_note)
+        return ModelParts(config, weights, tokenizer, chosen, notes + precision_note)
 
 
 def resolve(name: str, progress: Progress = silent) -> ModelSource:
@@ -190,10 +192,22 @@ def load_model(
     max_context: positions to allow, at most the model's own; None means all of them.
     Raises PacelineError with one line for anything that is missing, damaged or not supported.
     """
+    return load_source(name, lambda: resolve(name, progress), dtype, device, max_context, progress)
+
+
+def load_source(
+    name: str,
+    find: Callable[[], ModelSource],
+    dtype: str = "auto",
+    device: str = "cpu",
+    max_context: int | None = None,
+    progress: Progress = silent,
+) -> LoadedModel:
+    """Load what `find` yields, once the other arguments have proved good; as `load_model`."""
     start = time.perf_counter()
     precision = _precision(dtype)
     place = _device(device)
-    source = resolve(name, progress)
+    source = find()
     parts = source.read(precision, progress)
     config = _with_context(parts.config, max_context)
     decoder = Decoder(config, parts.weights, PRECISIONS[parts.precision], place)
@@ -224,7 +238,7 @@ def _precision(dtype: str) -> str | None:
     return name
 
 
-def _own_precision(dtype: torch.dtype) -> tuple[str, tuple[str, ...]]:
+def own_precision(dtype: torch.dtype) -> tuple[str, tuple[str, ...]]:
     for name, known in PRECISIONS.items():
         if known == dtype:
             return name, ()
@@ -258,7 +272,7 @@ def _with_context(config: ModelConfig, max_context: int | None) -> ModelConfig:
     return replace(config, max_context=max_context)
 
 
-def _leftover_note(names: list[str]) -> tuple[str, ...]:
+def leftover_note(names: list[str]) -> tuple[str, ...]:
     if not names:
         return ()
     more = f" and {len(names) - 8} more" if len(names) > 8 else ""

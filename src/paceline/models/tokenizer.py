@@ -126,14 +126,21 @@ class Tokenizer:
         except Exception as error:  # transformers raises whatever the file at fault provoked
             reason = " ".join(str(error).split()) or type(error).__name__
             raise PacelineError(f"{folder}: the tokenizer cannot be loaded: {reason}") from error
+        return Tokenizer.from_transformers(hf, model_name or folder.name, str(folder))
+
+    @staticmethod
+    def from_transformers(hf: Any, model_name: str, where: str | None = None) -> "Tokenizer":
+        """From transformers' own (fast) tokenizer; the two share nothing that changes."""
+        where = where or model_name
         if not isinstance(backend := getattr(hf, "backend_tokenizer", None), Backend):
             raise PacelineError(
-                f"{folder}: {type(hf).__name__} has no fast tokenizer", hint="save it with a tokenizer.json"
+                f"{where}: {type(hf).__name__} has no fast tokenizer", hint="save it with a tokenizer.json"
             )
-        around = _template_ids(backend, folder)
+        backend = Backend.from_str(backend.to_str())
+        around = _template_ids(backend, where)
         templates = hf.chat_template or {}
         info = TokenizerInfo(
-            model_name=model_name or folder.name,
+            model_name=model_name,
             vocab_size=max(backend.get_vocab(with_added_tokens=True).values()) + 1,
             bos_id=hf.bos_token_id,
             eos_id=hf.eos_token_id,
@@ -171,7 +178,7 @@ class _TemplateIds:
     suffix: tuple[int, ...]
 
 
-def _template_ids(backend: Backend, folder: Path) -> _TemplateIds:
+def _template_ids(backend: Backend, where: str) -> _TemplateIds:
     """What the tokenizer's post-processor puts around a text, found by encoding one."""
     inner = backend.encode("a", add_special_tokens=False).ids
     outer = backend.encode("a", add_special_tokens=True).ids
@@ -179,4 +186,4 @@ def _template_ids(backend: Backend, folder: Path) -> _TemplateIds:
         end = start + len(inner)
         if outer[start:end] == inner:
             return _TemplateIds(tuple(outer[:start]), tuple(outer[end:]))
-    raise PacelineError(f"{folder}: the tokenizer changes a text when it adds special tokens")
+    raise PacelineError(f"{where}: the tokenizer changes a text when it adds special tokens")

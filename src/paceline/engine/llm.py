@@ -1,0 +1,300 @@
+"""`LLM`: a model, ready to answer. vLLM's names; one engine underneath, shared by all calls."""
+
+import os
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from paceline.core.params import SamplingParams
+from paceline.drafters.base import METHODS, Drafter, create_drafter
+from paceline.drafters.config import SpeculativeConfig
+from paceline.engine.engine import Engine, EngineConfig, RequestOptions
+from paceline.engine.outputs import RequestOutput, Update
+from paceline.errors import PacelineError
+from paceline.models.adopt import adopt
+from paceline.models.config import ModelConfig
+from paceline.models.home import Progress, silent
+from paceline.models.load import LoadedModel, load_model
+from paceline.models.tokenizer import Tokenizer
+from paceline.ops.attention import BLOCK
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """Generates with `model`: a name (see `load_model`), a LoadedModel, or transformers' model, or (model, tokenizer).
+
+    speculative_config: vLLM's keys ({"method": …, "model": …, "num_speculative_tokens": …}); None is plain decoding.
+    max_model_len: tokens of a request, prompt and answer; None: what the model and the memory allow.
+    max_num_seqs: requests (choices) that run at once; others wait in order.
+    kv_cache_memory_bytes: for the KV blocks of all requests and the prefix cache; None: a quarter of what is free.
+    Raises PacelineError, one line, for whatever cannot be.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
+        *,
+        dtype: str = "auto",
+        device: str | None = None,
+        max_model_len: int | None = None,
+        max_num_seqs: int = 16,
+        max_num_batched_tokens: int = 512,
+        kv_cache_memory_bytes: int | None = None,
+        enable_prefix_caching: bool = True,
+        progress: Progress = silent,
+    ) -> None:
+        config = _speculative_config(speculative_config)
+        self.model = _load(model, dtype, device, progress)
+        self.speculative_config = config
+        blocks = _affordable_blocks(self.model, kv_cache_memory_bytes)
+        length = _model_len(self.model.config, max_model_len, blocks)
+        # What all seats can use, and as much again for prompts that are kept.
+        seats = max_num_seqs * -(-length // BLOCK)
+        blocks = min(blocks, 2 * seats if enable_prefix_caching else seats)
+        engine_config = EngineConfig(
+            max_model_len=length,
+            num_kv_blocks=blocks,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            prefix_cache_blocks=blocks if enable_prefix_caching else 0,
+        )
+        drafters: dict[str, Drafter] = {}
+        if config.method != "none" and config.num_speculative_tokens > 0:
+            if config.draft_cache_tokens is None and _has_draft_cache(config):
+                config = replace(config, draft_cache_tokens=blocks * BLOCK)
+            drafters[config.method] = create_drafter(config, self.model)
+        self.engine = Engine(
+            self.model.decoder,
+            engine_config,
+            drafters,
+            method=config.method if drafters else "none",
+            num_draft_tokens=config.num_speculative_tokens,
+            tokenizer=self.model.tokenizer,
+        )
+        self._arrived: dict[int, deque[Update]] = {}  # updates of requests that somebody is waiting for
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The model's tokenizer. Raises PacelineError if it has none."""
+        if self.model.tokenizer is None:
+            raise PacelineError(
+                f"model {self.model.name} has no tokenizer",
+                hint="give token ids, or put tokenizer.json into its folder",
+            )
+        return self.model.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        options: RequestOptions | Sequence[RequestOptions] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer all prompts together; outputs in the order of the prompts.
+
+        A prompt is text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}. One set of parameters for all,
+        or one each. If a request cannot be, PacelineError is raised before any has begun.
+        """
+        listed = _listed(prompts)
+        params = _one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, len(listed))
+        chosen = _one_each("options", options, RequestOptions(), RequestOptions, len(listed))
+        ids = [self._encode(prompt) for prompt in listed]
+        for prompt_ids, own_params, own_options in zip(ids, params, chosen, strict=True):
+            self._ensure_method(own_options)
+            self.engine.check_request(prompt_ids, own_params, own_options)
+        texts = [_text_of(prompt) for prompt in listed]
+        numbers = [self._add(*request) for request in zip(ids, params, chosen, texts, strict=True)]
+        try:
+            finished = {number: self._last_update(number).output for number in numbers}
+        finally:
+            self._leave(numbers)
+        return [output for number in numbers if (output := finished[number]) is not None]
+
+    def stream(
+        self, prompt: Prompt, sampling_params: SamplingParams | None = None, options: RequestOptions | None = None
+    ) -> Iterator[Update]:
+        """Answer one prompt, update by update: text as it settles. The last update carries the whole output.
+
+        Closing the iterator cancels the request. Several streams may be open, and run together.
+        """
+        options = options or RequestOptions()
+        self._ensure_method(options)
+        params = SamplingParams() if sampling_params is None else sampling_params
+        number = self._add(self._encode(prompt), params, options, _text_of(prompt))
+        return self._updates(number)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        options: RequestOptions | Sequence[RequestOptions] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer a conversation ([{"role": …, "content": …}, …]) or several, as the model's chat template writes it.
+
+        Of a conversation that goes on, earlier turns are found in the prefix cache.
+        """
+        if not messages:
+            raise PacelineError("the conversation is empty", hint="give at least one message")
+        conversations = [messages] if isinstance(messages[0], Mapping) else messages
+        return self.generate([self.chat_ids(each) for each in conversations], sampling_params, options)  # type: ignore[arg-type]
+
+    def chat_ids(self, messages: Sequence[Message]) -> list[int]:
+        """Token ids of a conversation, up to where the model's answer begins."""
+        return self.tokenizer.apply_chat_template(messages)
+
+    def add_method(self, config: SpeculativeConfig | Mapping[str, Any]) -> str:
+        """Load another drafting method, for requests that name it in their options; its name."""
+        config = _speculative_config(config)
+        if config.method not in self.engine.speculation.drafters and config.method != "none":
+            self.engine.speculation.add(config.method, create_drafter(config, self.model))
+        return config.method
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all kept prompts and answers."""
+        self.engine.reset_prefix_cache()
+
+    def _ensure_method(self, options: RequestOptions) -> None:
+        """Methods that need no model of their own are loaded when first asked for."""
+        name = options.method
+        if name is not None and name in METHODS and "model" not in METHODS[name].options:
+            self.add_method(SpeculativeConfig(method=name))
+
+    def _add(self, prompt_ids: list[int], params: SamplingParams, options: RequestOptions, text: str | None) -> int:
+        number = self.engine.add_request(prompt_ids, params, options, text)
+        self._arrived[number] = deque()
+        return number
+
+    def _updates(self, number: int) -> Iterator[Update]:
+        try:
+            while True:
+                update = self._next_update(number)
+                if update.text or update.token_ids or update.finish_reason is not None:
+                    yield update
+                if update.output is not None:
+                    return
+        finally:
+            self._leave([number])
+
+    def _next_update(self, number: int) -> Update:
+        """Step until there is news of a request; that of others is kept for those who wait for it."""
+        while not self._arrived[number]:
+            for update in self.engine.step():
+                if update.request_id in self._arrived:
+                    self._arrived[update.request_id].append(update)
+        return self._arrived[number].popleft()
+
+    def _last_update(self, number: int) -> Update:
+        while (update := self._next_update(number)).output is None:
+            pass
+        return update
+
+    def _leave(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self.engine.cancel(number)  # unless it has ended
+            self._arrived.pop(number, None)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, Mapping):
+            if set(prompt) not in ({"prompt"}, {"prompt_token_ids"}):
+                raise PacelineError(
+                    f"a prompt has the keys {sorted(prompt)}", hint='it needs "prompt" or "prompt_token_ids"'
+                )
+            (prompt,) = prompt.values()
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, add_special=True)
+        if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
+            return [int(token) for token in prompt]
+        raise PacelineError(f"a prompt is a {type(prompt).__name__}; it must be text or a list of token ids")
+
+
+def _load(model: Any, dtype: str, device: str | None, progress: Progress) -> LoadedModel:
+    if isinstance(model, LoadedModel):
+        if dtype != "auto" or device is not None:
+            raise PacelineError("dtype and device of a loaded model are settled", hint="give them to load_model")
+        return model
+    if isinstance(model, str | os.PathLike):
+        return load_model(str(model), dtype=dtype, device=device or "cpu", progress=progress)
+    of_transformers, tokenizer = model if isinstance(model, tuple) else (model, None)
+    return adopt(of_transformers, tokenizer, dtype=dtype, device=device, progress=progress)
+
+
+def _speculative_config(given: SpeculativeConfig | Mapping[str, Any] | None) -> SpeculativeConfig:
+    if given is None:
+        return SpeculativeConfig()
+    config = given if isinstance(given, SpeculativeConfig) else SpeculativeConfig.from_dict(given)
+    if config.method not in METHODS:
+        raise PacelineError(f"unknown speculative method {config.method!r}", hint=f"one of: {', '.join(METHODS)}")
+    return config
+
+
+def _has_draft_cache(config: SpeculativeConfig) -> bool:
+    members = config.methods or (config,)
+    return any("draft_cache_tokens" in METHODS[m.method].options for m in members if m.method in METHODS)
+
+
+def _affordable_blocks(model: LoadedModel, memory: int | None) -> int:
+    c = model.config
+    of_block = 2 * BLOCK * c.num_layers * c.num_kv_heads * c.head_dim * model.decoder.dtype.itemsize
+    available = _free_memory(model.decoder.device) // 4 if memory is None else memory
+    if available < of_block:
+        raise PacelineError(
+            f"the KV cache may take {available} bytes, but a block of {BLOCK} positions takes {of_block}",
+            hint="raise kv_cache_memory_bytes",
+        )
+    return available // of_block
+
+
+def _free_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):  # not a POSIX system
+        return 8 << 30
+
+
+def _model_len(config: ModelConfig, asked: int | None, blocks: int) -> int:
+    """Tokens that a request may have: no more than the KV blocks of one alone can hold."""
+    fits = blocks * BLOCK + 1  # the newest token has no row
+    if asked is None:
+        return min(config.max_context, fits)
+    if not 1 < asked <= config.max_context:
+        raise PacelineError(
+            f"max_model_len is {asked}, and the model has {config.max_context} positions",
+            hint=f"choose 2 to {config.max_context}",
+        )
+    if asked > fits:
+        raise PacelineError(
+            f"max_model_len is {asked}, but the KV cache has room for {fits} tokens",
+            hint="lower max_model_len, or raise kv_cache_memory_bytes",
+        )
+    return asked
+
+
+def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or several: a list of ids is one."""
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    several: list[Any] = list(prompts)
+    return [several] if several and all(isinstance(item, int) for item in several) else several
+
+
+def _text_of(prompt: Prompt) -> str | None:
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    return text if isinstance(text, str) else None
+
+
+def _one_each(name: str, given: Any, default: Any, kind: type, count: int) -> list[Any]:
+    if given is None or isinstance(given, kind):
+        return [default if given is None else given] * count
+    values = list(given)
+    if len(values) != count:
+        raise PacelineError(f"{len(values)} {name} for {count} prompts", hint="give one for all, or one each")
+    if not all(isinstance(value, kind) for value in values):
+        raise PacelineError(f"{name} must be {kind.__name__}, one or a list of them")
+    return values

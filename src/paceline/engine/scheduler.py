@@ -1,0 +1,160 @@
+"""Who runs in the next step: first come, first served, as far as KV blocks and rows go."""
+
+import bisect
+from collections.abc import Sequence as Ids
+from dataclasses import dataclass, field
+
+from paceline.engine.prefix_cache import Hit, PrefixCache
+from paceline.engine.sequence import Sequence
+from paceline.models.cache import KVPool
+from paceline.ops.attention import BLOCK
+
+# A prompt's chunks end at multiples of this position, however the step is packed: drafters observe the same chunks.
+CHUNK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A sequence that decodes, and how many nodes its drafter may propose."""
+
+    sequence: Sequence
+    budget: int
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """The next rows of a prompt (or of a put-back sequence's text)."""
+
+    sequence: Sequence
+    token_ids: Ids[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence that begins to run, and the prefix of it that was found."""
+
+    sequence: Sequence
+    hit: Hit
+
+
+@dataclass(slots=True)
+class Schedule:
+    """One step's work. `put_back` lost their blocks before the step, `admitted` start with it."""
+
+    put_back: list[Sequence] = field(default_factory=list)
+    admitted: list[Admission] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    chunks: list[Chunk] = field(default_factory=list)
+
+
+class Scheduler:
+    """Keeps `waiting` and `running`, both in order of arrival."""
+
+    def __init__(self, pool: KVPool, prefix_cache: PrefixCache, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self._pool = pool
+        self._prefix_cache = prefix_cache
+        self._max_num_seqs = max_num_seqs
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+
+    def add(self, sequence: Sequence) -> None:
+        bisect.insort(self.waiting, sequence, key=_arrival)
+
+    def remove(self, sequence: Sequence) -> None:
+        """It has ended, wherever it stood."""
+        for line in (self.waiting, self.running):
+            if sequence in line:
+                line.remove(sequence)
+        sequence.cache.release()
+
+    def schedule(self) -> Schedule:
+        """Decide the next step; blocks for all its rows are taken."""
+        plan = Schedule()
+        # 1. The running ones go on, oldest first. Who finds no block for its next row puts the youngest back.
+        for sequence in list(self.running):
+            if sequence in self.running and sequence.num_to_prefill == 0:
+                self._make_room(sequence, plan)
+        plan.turns = [self._turn(sequence) for sequence in self.running if sequence.num_to_prefill == 0]
+        # 2. The waiting come in, in order, while there is room for all that they have.
+        while self.waiting and len(self.running) < self._max_num_seqs and not plan.put_back:
+            sequence = self.waiting[0]
+            admission = self._admit(sequence, plan)
+            if admission is None:
+                break
+            plan.admitted.append(admission)
+            if sequence.num_to_prefill == 0 and not sequence.forks_due:
+                plan.turns.append(self._turn(sequence))
+        # 3. Prompts, a chunk each, as far as the step's rows go; one chunk always goes.
+        rows = sum(1 + turn.budget for turn in plan.turns)
+        for sequence in self.running:
+            chunk = _next_chunk(sequence)
+            if chunk and (not plan.chunks or rows + len(chunk) <= self._max_num_batched_tokens):
+                plan.chunks.append(Chunk(sequence, chunk))
+                rows += len(chunk)
+        return plan
+
+    def _turn(self, sequence: Sequence) -> Turn:
+        """Drafts take free blocks, and those of the prefix cache, but nobody else's."""
+        # The last token of all is never worth drafting: the target's own pass yields it.
+        budget = min(sequence.request.num_draft_tokens, sequence.num_left - 1) if sequence.drafter is not None else 0
+        cache = sequence.cache
+        if not self._free_up(cache.blocks_to_take(1 + budget)):
+            budget = len(cache.blocks) * BLOCK - cache.length - 1
+        cache.reserve(1 + budget)
+        return Turn(sequence, budget)
+
+    def _admit(self, sequence: Sequence, plan: Schedule) -> Admission | None:
+        """Take the blocks of all its tokens, and leave one for each that runs: else it would soon be put back."""
+        hit = Hit()
+        fresh = not sequence.cache.blocks
+        if fresh:
+            hit = self._prefix_cache.lookup(sequence.token_ids[:-1], sequence.drafter)
+            sequence.cache.share_prefix(hit.blocks)
+        rows = 1 + sequence.num_to_prefill
+        while not self._free_up(sequence.cache.blocks_to_take(rows) + len(self.running)):
+            others = [other for other in self.waiting if other.cache.blocks and other is not sequence]
+            if self.running or not others:
+                if fresh:
+                    sequence.cache.release()
+                return None
+            self._put_back(max(others, key=_arrival), plan)
+        sequence.cache.reserve(rows)
+        self.waiting.remove(sequence)
+        bisect.insort(self.running, sequence, key=_arrival)
+        return Admission(sequence, hit)
+
+    def _make_room(self, sequence: Sequence, plan: Schedule) -> None:
+        """Take a block for its next row if it needs one; it may itself be the youngest, and be put back."""
+        while not self._free_up(sequence.cache.blocks_to_take(1)):
+            holders = [other for other in (*self.running, *self.waiting) if other.cache.blocks]
+            youngest = max(holders, key=_arrival)
+            self._put_back(youngest, plan)
+            if youngest is sequence:
+                return
+        sequence.cache.reserve(1)
+
+    def _put_back(self, sequence: Sequence, plan: Schedule) -> None:
+        """Its blocks go, its tokens stay: it will be computed again when there is room."""
+        sequence.cache.release()
+        sequence.num_put_back += 1
+        plan.put_back.append(sequence)
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self.add(sequence)
+
+    def _free_up(self, blocks: int) -> bool:
+        while self._pool.num_free < blocks:
+            if not self._prefix_cache.evict_one():
+                return False
+        return True
+
+
+def _arrival(sequence: Sequence) -> tuple[int, int]:
+    return sequence.arrival
+
+
+def _next_chunk(sequence: Sequence) -> Ids[int]:
+    start = sequence.cache.length
+    stop = min((start // CHUNK + 1) * CHUNK, len(sequence.token_ids) - 1)
+    return sequence.token_ids[start:stop]

@@ -1,0 +1,127 @@
+"""The drafters, and a wall around them: what goes wrong inside one costs its request the speculation, nothing else."""
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Sequence as Ids
+from typing import Any, TypeVar
+
+from paceline.core.proposal import Proposal
+from paceline.drafters.base import Drafter, Features
+from paceline.engine.prefix_cache import Hit, PrefixCache
+from paceline.engine.scheduler import Turn
+from paceline.engine.sequence import Sequence
+from paceline.errors import PacelineError
+from paceline.models.cache import CacheFull
+
+logger = logging.getLogger("paceline.engine")
+T = TypeVar("T")
+
+
+class Speculation:
+    """All drafters of an engine, by name. `faults` counts what each did wrong."""
+
+    def __init__(self, drafters: Mapping[str, Drafter], prefix_cache: PrefixCache, vocab_size: int) -> None:
+        self.drafters: dict[str, Drafter] = {}
+        self.faults: Counter[str] = Counter()
+        self._prefix_cache = prefix_cache
+        self._vocab_size = vocab_size
+        for name, drafter in drafters.items():
+            self.add(name, drafter)
+
+    def add(self, name: str, drafter: Drafter) -> None:
+        """Raises PacelineError for a drafter that asks for what the engine does not give."""
+        if drafter.needs.early_layer is not None:
+            raise PacelineError(f"method {name!r} resumes at layer {drafter.needs.early_layer}: not supported yet")
+        self.drafters[name] = drafter
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Layers whose output some drafter wants to see."""
+        return tuple(sorted({n for d in self.drafters.values() for n in d.needs.hidden_layers if n >= 0}))
+
+    def propose(self, turns: Iterable[Turn]) -> list[Proposal]:
+        """One proposal a turn, empty where nothing was drafted; one call for all sequences of a drafter."""
+        turns = list(turns)
+        by_drafter: dict[int, list[int]] = {}
+        for i, turn in enumerate(turns):
+            if turn.budget > 0 and turn.sequence.drafter is not None:
+                by_drafter.setdefault(id(turn.sequence.drafter), []).append(i)
+        proposals = [Proposal.empty()] * len(turns)
+        for members in by_drafter.values():
+            drafter = turns[members[0]].sequence.drafter
+            assert drafter is not None
+            for i, proposal in zip(members, self._ask(drafter, [turns[i] for i in members]), strict=True):
+                proposals[i] = proposal
+        return proposals
+
+    def _ask(self, drafter: Drafter, turns: list[Turn]) -> list[Proposal]:
+        try:
+            return self._proposals(drafter, turns)
+        except CacheFull:
+            if self._prefix_cache.drop_snapshots(drafter):
+                return self._ask(drafter, turns)
+            if len(turns) == 1:
+                return [Proposal.empty()]
+        except Exception as error:
+            if len(turns) == 1:
+                self.fail(turns[0].sequence, error)
+                return [Proposal.empty()]
+        return [proposal for turn in turns for proposal in self._ask(drafter, [turn])]  # one by one: whose was it?
+
+    def _proposals(self, drafter: Drafter, turns: list[Turn]) -> list[Proposal]:
+        budgets = [turn.budget for turn in turns]
+        proposals = drafter.propose([turn.sequence for turn in turns], budgets)
+        if len(proposals) != len(turns):
+            raise ValueError(f"{len(proposals)} proposals for {len(turns)} sequences")
+        for proposal, budget in zip(proposals, budgets, strict=True):
+            if len(proposal) > budget:
+                raise ValueError(f"{len(proposal)} drafted nodes, {budget} were asked for")
+            if proposal.tokens and max(proposal.tokens) >= self._vocab_size:
+                raise ValueError(f"token {max(proposal.tokens)} was drafted, the vocabulary has {self._vocab_size}")
+        return proposals
+
+    def begin(self, sequence: Sequence, hit: Hit) -> None:
+        """A sequence whose first rows were found in the prefix cache, or (an empty hit) that was put back."""
+        self._guard(sequence, lambda drafter: drafter.restore(sequence, hit.snapshot, hit.num_tokens))
+
+    def fork(self, sequence: Sequence, child: Sequence) -> None:
+        child.drafter = sequence.drafter
+        self._guard(child, lambda drafter: drafter.fork(sequence, child))
+
+    def observe(self, sequence: Sequence, tokens: Ids[int], features: Callable[[Drafter], Features]) -> None:
+        self._guard(sequence, lambda drafter: drafter.observe(sequence, tokens, features(drafter)))
+
+    def snapshot(self, sequence: Sequence) -> Any:
+        return self._guard(sequence, lambda drafter: drafter.snapshot(sequence))
+
+    def release(self, sequence: Sequence) -> None:
+        self._guard(sequence, lambda drafter: drafter.release(sequence))
+
+    def fail(self, sequence: Sequence, error: Exception) -> None:
+        """The request goes on without speculation."""
+        drafter, sequence.drafter = sequence.drafter, None
+        if drafter is None:
+            return
+        self.faults[drafter.name] += 1
+        logger.warning(
+            "request %d goes on without speculation: method %s: %s: %s",
+            sequence.request.request_id,
+            drafter.name,
+            type(error).__name__,
+            error,
+            exc_info=not isinstance(error, PacelineError),
+        )
+        try:
+            drafter.release(sequence)
+        except Exception:
+            logger.exception("method %s could not even forget request %d", drafter.name, sequence.request.request_id)
+
+    def _guard(self, sequence: Sequence, call: Callable[[Drafter], T]) -> T | None:
+        if sequence.drafter is None:
+            return None
+        try:
+            return call(sequence.drafter)
+        except Exception as error:
+            self.fail(sequence, error)
+            return None

@@ -1,0 +1,221 @@
+"""What goes wrong inside a drafter or at one row costs that request something, and no other anything."""
+
+import contextlib
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import tiny
+import torch
+from engine.running import RequestOptions, Run, make_engine, plain, run, seeded
+
+from paceline.core.params import SamplingParams
+from paceline.core.proposal import Proposal
+from paceline.drafters.base import Features, Needs, SequenceView
+from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.ngram import NgramDrafter
+from paceline.errors import PacelineError
+from paceline.models.decoder import Decoder, ForwardOutput, Segment
+
+PROMPTS = [tiny.prompt(20 + 7 * number, seed=number) for number in range(4)]
+
+
+@pytest.fixture(scope="module")
+def target() -> Decoder:
+    return tiny.tiny_decoder("llama", dtype=torch.bfloat16)
+
+
+class Faulty(DraftModelDrafter):
+    """Breaks at one call for the second sequence it meets, in the way that `fault` says."""
+
+    def __init__(self, decoder: Decoder, fault: str) -> None:
+        super().__init__(decoder, 20_000)
+        self.fault = fault
+        self.met: list[int] = []
+
+    def strikes(self, sequence: SequenceView, at: str) -> bool:
+        if sequence.request_id not in self.met:
+            self.met.append(sequence.request_id)
+        return self.fault == at and self.met.index(sequence.request_id) == 1 and len(sequence.token_ids) > 30
+
+    def observe(self, sequence: SequenceView, tokens: Sequence[int], features: Features) -> None:
+        if self.strikes(sequence, "observe"):
+            raise RuntimeError("observe")
+        super().observe(sequence, tokens, features)
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
+        if any(self.strikes(sequence, "propose") for sequence in sequences):
+            raise RuntimeError("propose")
+        proposals = super().propose(sequences, budgets)
+        if any(self.strikes(sequence, "too few") for sequence in sequences):
+            return proposals[1:]
+        for i, sequence in enumerate(sequences):
+            if self.strikes(sequence, "too long"):
+                proposals[i] = Proposal.chain([1] * (budgets[i] + 1))
+            if self.strikes(sequence, "no such token"):
+                proposals[i] = Proposal.chain([256])
+            if self.strikes(sequence, "not possible"):
+                proposals[i] = Proposal.chain([1], torch.zeros(1, 256, dtype=torch.float64))
+            if self.strikes(sequence, "nan"):
+                proposals[i] = Proposal.chain([1], torch.full((1, 256), torch.nan, dtype=torch.float64))
+        return proposals
+
+    def release(self, sequence: SequenceView) -> None:
+        if self.strikes(sequence, "release"):
+            raise RuntimeError("release")
+        super().release(sequence)
+
+
+@pytest.mark.parametrize("rule", ["coupled", "standard"])
+@pytest.mark.parametrize(
+    "fault", ["observe", "propose", "too few", "too long", "no such token", "release", "not possible", "nan"]
+)
+def test_a_drafters_fault_costs_its_request_the_speculation(
+    target: Decoder, fault: str, rule: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if rule == "coupled" and fault in ("not possible", "nan"):
+        pytest.skip("coupled never looks at draft_probs")
+    drafter = Faulty(target, fault)
+    engine = make_engine(target, {"itself": drafter})
+    params = SamplingParams(temperature=0, max_tokens=24)
+    numbers = [engine.add_request(prompt, params, RequestOptions(rule=rule)) for prompt in PROMPTS]
+    result = run(engine)
+    for number, prompt in zip(numbers, PROMPTS, strict=True):
+        assert result.ids(number) == plain(target, prompt, params)
+        statistics = result.outputs[number].metrics.speculation
+        struck = number == numbers[1] and fault != "release"
+        assert (statistics.num_steps > 10) == struck
+    assert engine.speculation.faults == {"draft_model": 1}
+    assert "without speculation" in caplog.text
+    assert engine.pool.blocks_in_use == 0
+    assert drafter.pool.blocks_in_use == 0 or fault == "release"
+
+
+def test_nan_in_the_draft_model_costs_nothing_but_time(target: Decoder) -> None:
+    broken = tiny.tiny_decoder("llama", seed=1, dtype=torch.bfloat16)
+    broken.norm = torch.full_like(broken.norm, torch.nan)
+    engine = make_engine(target, {"broken": DraftModelDrafter(broken, 20_000)})
+    numbers = [engine.add_request(prompt, seeded(seed=1)) for prompt in PROMPTS]
+    result = run(engine)
+    for number, prompt in zip(numbers, PROMPTS, strict=True):
+        assert result.ids(number) == plain(target, prompt, seeded(seed=1))
+    assert engine.speculation.faults == {"draft_model": 4}
+
+
+@pytest.mark.parametrize("positions", [1, 64, 192])
+def test_a_full_draft_pool_means_no_draft(target: Decoder, positions: int) -> None:
+    drafter = DraftModelDrafter(target, positions)
+    engine = make_engine(target, {"itself": drafter}, prefix_cache_blocks=20)
+    numbers = [engine.add_request(prompt, seeded(seed=1, max_tokens=60)) for prompt in PROMPTS * 2]
+    result = run(engine)
+    for number, prompt in zip(numbers, PROMPTS * 2, strict=True):
+        assert result.ids(number) == plain(target, prompt, seeded(seed=1, max_tokens=60))
+    assert not engine.speculation.faults
+    drafted = sum(output.metrics.speculation.num_draft_tokens for output in result.outputs.values())
+    assert drafted > 0
+    engine.reset_prefix_cache()
+    assert drafter.pool.blocks_in_use == 0
+
+
+class Poisoned:
+    """A target that gives NaN after one token, wherever it is processed."""
+
+    def __init__(self, decoder: Decoder, token: int) -> None:
+        self.decoder, self.token, self.bad = decoder, token, torch.empty(0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.decoder, name)
+
+    def forward(self, segments: Sequence[Segment], **kwargs: Any) -> ForwardOutput:
+        out = self.decoder.forward(segments, **kwargs)
+        ids = torch.tensor([token for segment in segments for token in segment.token_ids])
+        return ForwardOutput(out.hidden.masked_fill((ids == self.token)[:, None], torch.nan), out.taps)
+
+
+def test_a_nan_row_of_the_target_ends_that_request_alone(target: Decoder) -> None:
+    params = SamplingParams(temperature=0, max_tokens=24)
+    answers = [plain(target, prompt, params) for prompt in PROMPTS]
+    others = {token for text in (*PROMPTS, *answers[:2], *answers[3:]) for token in text}
+    poison = next(token for token in answers[2] if token not in others)
+    engine = make_engine(Poisoned(target, poison), {"ngram": NgramDrafter(1, 3), "itself": DraftModelDrafter(target)})  # type: ignore[arg-type]
+    for method in ("none", "ngram", "itself"):
+        numbers = [engine.add_request(prompt, params, RequestOptions(method=method)) for prompt in PROMPTS]
+        result = run(engine)
+        for i, number in enumerate(numbers):
+            choice = result.outputs[number].outputs[0]
+            if i == 2:
+                assert choice.finish_reason == "error"
+                assert choice.error is not None
+                assert "nan" in choice.error
+                assert result.ids(number) == answers[2][: answers[2].index(poison) + 1]  # as far as plain decoding came
+            else:
+                assert result.ids(number) == answers[i]
+    assert not engine.speculation.faults
+    assert engine.pool.blocks_in_use == 0
+
+
+def test_no_token_allowed_is_that_requests_error(target: Decoder) -> None:
+    engine = make_engine(target)
+    everything = tuple((token,) for token in range(256))
+    bad = engine.add_request(PROMPTS[0], SamplingParams(temperature=0, bad_words=everything, max_tokens=5))
+    good = engine.add_request(PROMPTS[1], SamplingParams(temperature=0, max_tokens=5))
+    result = run(engine)
+    assert "no token is allowed" in (result.outputs[bad].outputs[0].error or "")
+    assert result.ids(good) == plain(target, PROMPTS[1], SamplingParams(temperature=0, max_tokens=5))
+
+
+def test_what_can_never_be_is_refused_before_it_begins(target: Decoder) -> None:
+    engine = make_engine(target, {"ngram": NgramDrafter()}, num_kv_blocks=3)
+    greedy = SamplingParams(temperature=0, max_tokens=10)
+    cases = [
+        ([], greedy, RequestOptions(), "prompt is empty"),
+        (tiny.prompt(600), greedy, RequestOptions(), "600 tokens but the context holds 512"),
+        (tiny.prompt(184), greedy, RequestOptions(), "need 4 KV blocks, but there are 3"),
+        ([1, 256], greedy, RequestOptions(), "token 256 and the vocabulary has 256"),
+        ([-1, 2], greedy, RequestOptions(), "token -1"),
+        ([1], SamplingParams(max_tokens=5, stop=["x"]), RequestOptions(), "need a tokenizer"),
+        ([1], SamplingParams(max_tokens=5, stop_token_ids=[900]), RequestOptions(), "names token 900"),
+        ([1], greedy, RequestOptions(method="itself"), "'itself' is not loaded"),
+        ([1], greedy, RequestOptions(rule="nonsense"), "unknown verification rule"),
+        ([1], greedy, RequestOptions(num_speculative_tokens=-1), "num_speculative_tokens is -1"),
+    ]
+    for prompt, params, options, message in cases:
+        with pytest.raises(PacelineError, match=message):
+            engine.add_request(prompt, params, options)
+    assert not engine.has_unfinished
+    assert engine.add_request(tiny.prompt(183), greedy) is not None
+    run(engine)
+
+
+def test_a_drafter_that_resumes_at_a_layer_is_refused(target: Decoder) -> None:
+    drafter = NgramDrafter()
+    drafter.needs = Needs(early_layer=1)
+    with pytest.raises(PacelineError, match="resumes at layer 1"):
+        make_engine(target, {"ngram": drafter})
+
+
+def test_an_interrupted_step_can_be_made_again(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C in the middle of a forward loses nothing."""
+    engine = make_engine(target, {"itself": DraftModelDrafter(target, 20_000)})
+    numbers = [engine.add_request(prompt, seeded(seed=2)) for prompt in PROMPTS]
+    forward, calls = target.forward, [0]
+
+    def interrupted(*args: Any, **kwargs: Any) -> ForwardOutput:
+        calls[0] += 1
+        out = forward(*args, **kwargs)
+        if calls[0] % 3 == 0:
+            raise KeyboardInterrupt
+        return out
+
+    result = Run()
+    with monkeypatch.context() as patch:
+        patch.setattr(target, "forward", interrupted)
+        while engine.has_unfinished:
+            with contextlib.suppress(KeyboardInterrupt):
+                result.take(engine.step())
+            if calls[0] > 40:
+                break
+    while engine.has_unfinished:
+        result.take(engine.step())
+    for number, prompt in zip(numbers, PROMPTS, strict=True):
+        assert result.ids(number) == plain(target, prompt, seeded(seed=2))
