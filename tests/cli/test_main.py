@@ -5,11 +5,13 @@ import errno
 import importlib
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import pytest
 
@@ -222,3 +224,22 @@ def test_an_option_is_never_guessed_from_its_beginning() -> None:
     parser = cli.Parser(prog="paceline")
     parser.add_argument("--temperature")
     assert parser.parse_known_args(["--temp", "1"]) == (argparse.Namespace(temperature=None), ["--temp", "1"])
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_stream_is_no_fault(closed: str) -> None:
+    command = f"{shlex.quote(sys.executable)} -m paceline models {closed}"
+    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "fault" not in result.stderr
+
+
+def test_what_a_terminal_cannot_encode_is_replaced(tiny_llama_dir: Path) -> None:
+    arguments = ["generate", "--model", str(tiny_llama_dir), "--raw", "--seed", "1", "--max-tokens", "30", "\u00e9"]
+    result = subprocess.run(
+        [sys.executable, "-m", "paceline", *arguments],
+        capture_output=True,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+    assert result.returncode == 0, result.stderr
+    assert b"?" in result.stdout

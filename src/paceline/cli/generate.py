@@ -136,9 +136,12 @@ def read_prompt(args: argparse.Namespace) -> str:
             prompt = sys.stdin.read().removesuffix("\n")
         else:
             prompt = args.prompt
-        prompt.encode()  # a command line that is not UTF-8 arrives as lone surrogates
+        for text in (prompt, args.system or "", *args.stop):
+            text.encode()  # a command line that is not UTF-8 arrives as lone surrogates
     except UnicodeError as error:
-        raise PacelineError("the prompt is not UTF-8 text", hint="convert it first, for instance with iconv") from error
+        raise PacelineError(
+            "the prompt, system message or stop text is not UTF-8", hint="convert it first, for instance with iconv"
+        ) from error
     if not prompt.strip():
         raise PacelineError("the prompt is empty", hint='give some text: paceline generate "…"')
     return prompt

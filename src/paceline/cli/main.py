@@ -7,6 +7,7 @@ Nothing heavy may be imported at a module's top: `paceline --help` must answer a
 import argparse
 import difflib
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -66,10 +67,21 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown {what} {arguments[0]}")
 
 
+def make_streams_usable() -> None:
+    """A closed stdout or stderr swallows what is written; a character it cannot encode becomes a question mark."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it lives as long as the process
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line `argv` (default: the process's own) and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = os.environ.get("PACELINE_DEBUG", "") not in ("", "0")
+    make_streams_usable()
     try:
         status = dispatch(arguments)
         sys.stdout.flush()  # a closed pipe must show here, not in the interpreter's last breath
