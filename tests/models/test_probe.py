@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.models import probe
+from paceline.models.decoder import Decoder
 
 
 def depends_on_row_count(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -90,3 +91,17 @@ def test_another_order_of_summation_is_seen_through_bf16s_rounding() -> None:
     result = probe.measure(decoder)
     assert result.exact == "bitwise"
     assert "64 x 96" not in result.unpadded
+
+
+def test_a_weak_or_bad_verdict_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PACELINE_HOME", str(tmp_path))
+
+    def spoilt(context: int) -> Decoder:
+        decoder = tiny.tiny_decoder("llama")
+        decoder.config = replace(decoder.config, max_context=context)
+        decoder.layers[2].down.product = lambda x, w, b: F.linear(x, w, b) * (1 + 1e-4 * x.abs().max())
+        return decoder
+
+    probe.probe(spoilt(3))  # too short a context for any trial
+    assert probe.probe(spoilt(512)).exact == "up to ties"
+    assert probe.probe(tiny.tiny_decoder("llama")).exact == "bitwise"

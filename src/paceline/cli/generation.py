@@ -69,7 +69,7 @@ def generate(args: argparse.Namespace, prompt: str, params: SamplingParams, spec
     show = hide if args.json else write
     answer = decode_text(model, tokenizer, prompt_ids, params, drafter, speculation.num_speculative_tokens, show)
     if args.json:
-        print(json.dumps(as_json(answer, model, params), ensure_ascii=False))
+        print(json.dumps(as_json(answer, model, params)))
     else:
         print(flush=True)
     if args.stats:

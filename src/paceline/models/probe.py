@@ -8,6 +8,7 @@ shape, precision, torch, instruction set and number of threads.
 
 import hashlib
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -20,7 +21,8 @@ from paceline.models.home import Progress, home, silent, write_json
 from paceline.ops.attention import BLOCK, AttentionCalls, OpenBlocks, block_attention
 from paceline.ops.linear import Linear
 
-ARITHMETIC_VERSION = 3  # of `ops`: a change of it voids kept verdicts
+FULL_TRIAL = (BLOCK - 4, 10)  # context and rows, across a block border
+ARITHMETIC_VERSION = 4  # of `ops`: a change of it voids kept verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,11 @@ def probe(decoder: Decoder, progress: Progress = silent) -> ProbeResult:
     result = _kept(path)
     if result is None:
         result = measure(decoder, progress)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, asdict(result))
+        # Only a full trial's good verdict is worth keeping: a bad one may be this checkpoint's own (a NaN weight).
+        if result.bitwise and _lengths(decoder.config) == FULL_TRIAL:
+            with suppress(OSError):  # a full or read-only disk costs the next start a second, no more
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_json(path, asdict(result))
     apply(decoder, result)
     return result
 
