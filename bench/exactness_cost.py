@@ -32,7 +32,7 @@ def naive_attention(
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    mask: torch.Tensor,
+    hidden: torch.Tensor,
     reach: Sequence[int],
     open_blocks: OpenBlocks | None,
     calls: AttentionCalls,
@@ -40,7 +40,7 @@ def naive_attention(
     n, heads, head_dim = q.shape
     flat = [store.transpose(0, 1).reshape(1, store.shape[1], -1, head_dim) for store in (keys, values)]
     out = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], *flat, attn_mask=mask.reshape(1, 1, n, -1), scale=1.0, enable_gqa=True
+        q.transpose(0, 1)[None], *flat, attn_mask=~hidden.reshape(1, 1, n, -1), scale=1.0, enable_gqa=True
     )
     return out[0].transpose(0, 1).reshape(n, heads, head_dim)
 

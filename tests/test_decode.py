@@ -17,7 +17,7 @@ from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
 from paceline.errors import PacelineError
-from paceline.models.decoder import Decoder
+from paceline.models.decoder import Decoder, Segment
 
 VOCAB = 256
 PROMPT = tiny.prompt(50, seed=7)
@@ -248,6 +248,96 @@ def test_a_nan_row_is_that_requests_error() -> None:
         list(decode(target, PROMPT, SEEDED, NgramDrafter(1, 3), 4))
 
 
+def with_a_poisoned_token(family: str, token: int, dtype: torch.dtype) -> Decoder:
+    """Every hidden state, key and value at `token` is NaN; no logit is, as long as nothing sees them."""
+    target = tiny.tiny_decoder(family, dtype=dtype, tie_word_embeddings=False)
+    target.embedding = target.embedding.clone()
+    target.embedding[token] = torch.nan
+    return target
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
+@pytest.mark.parametrize("shape", ["chain", "tree"])
+def test_a_nan_row_of_a_rejected_draft_harms_nobody(family: str, shape: str, dtype: torch.dtype) -> None:
+    sound = tiny.tiny_decoder(family, dtype=dtype, tie_word_embeddings=False)
+    expected = plain(sound, PROMPT, SEEDED)
+    token = next(token for token in range(VOCAB) if token not in PROMPT + expected)
+
+    def script(truth: list[int], budget: int) -> Proposal:
+        if shape == "chain":
+            return Proposal.chain([*truth[:2], token, token][:budget])
+        return Proposal((token, *truth[:1], token, *truth[1:2])[:budget], (-1, -1, 1, 1)[:budget])
+
+    drafter = ScriptedDrafter(PROMPT + expected, script)
+    steps = list(decode(with_a_poisoned_token(family, token, dtype), PROMPT, SEEDED, drafter, 4))
+    assert tokens_of(steps) == expected
+    assert {step.num_accepted_tokens for step in steps[:-2]} == {2}
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_a_nan_row_that_is_seen_is_not_hidden(family: str) -> None:
+    """Also as a value alone: keys and scores are sound there."""
+    target = with_a_poisoned_token(family, PROMPT[20], torch.float64)
+    with pytest.raises(BadLogitsError):
+        list(decode(target, PROMPT, SEEDED, NoDrafter(), 0))
+    target = tiny.tiny_decoder(family, dtype=torch.float64)
+    cache = target.new_pool(128).new_sequence()
+    target.forward([Segment(cache, PROMPT)])
+    cache.commit(range(len(PROMPT)))
+    cache.pool.values[0, cache.blocks[0], :, 45] = torch.nan
+    parents = (-1, 0, 0)
+    assert target.forward([Segment(cache, (1, 2, 3), parents)]).hidden.isnan().any(-1).all()
+    assert target.forward([Segment(cache, (1, 2, 3))]).hidden.isnan().any(-1).all()
+
+
+def test_nothing_is_asked_after_an_accepted_stop_token(target: Decoder) -> None:
+    """Its row may be NaN, or a grammar may be at its end: plain decoding would have finished."""
+    expected = plain(target, PROMPT, SEEDED)
+    stop = expected[9]
+    params = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=48, stop_token_ids=[stop])
+    answer = expected[: expected.index(stop) + 1]
+    logits = target.logits
+
+    def spoilt(hidden: torch.Tensor) -> torch.Tensor:
+        return torch.cat((logits(hidden[:-1]), torch.full_like(logits(hidden[-1:]), torch.nan)))
+
+    drafter = ScriptedDrafter(PROMPT + answer, oracle(lambda: 99, VOCAB))
+    steps, got = decode(target, PROMPT, params, drafter, len(answer)), []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(target, "logits", spoilt)  # the row after the drafted stop token
+        got = tokens_of(steps)
+    assert got == answer
+
+
+def test_what_decode_cannot_do_is_refused(target: Decoder) -> None:
+    for arguments, message in (
+        ({"num_draft_tokens": -1}, "num_draft_tokens is -1"),
+        ({"prefill_rows": -1}, "prefill_rows is -1"),
+        ({"max_context": 0}, "max_context is 0"),
+        ({"max_context": 10**9}, "the model's own is"),
+        ({"prompt_ids": [3, VOCAB]}, f"token {VOCAB} and the vocabulary has {VOCAB}"),
+        ({"prompt_ids": [-1]}, "token -1"),
+        ({"params": SamplingParams(n=2)}, "does not take n"),
+        ({"params": SamplingParams(stop="a")}, "does not take stop"),
+        ({"params": SamplingParams(logprobs=1)}, "does not take logprobs"),
+    ):
+        given = {"prompt_ids": PROMPT, "params": GREEDY, **arguments}
+        with pytest.raises(PacelineError, match=message):
+            next(decode(target, drafter=NoDrafter(), **given))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("proposal", [Proposal.chain([1, 2, 3, 4]), Proposal.chain([VOCAB])], ids=["long", "foreign"])
+def test_a_bad_proposal_is_the_drafters_fault(target: Decoder, proposal: Proposal) -> None:
+    with pytest.raises(ValueError, match="drafted"):
+        list(decode(target, PROMPT, GREEDY, ScriptedDrafter([], lambda *_: proposal), 3))
+
+
+def test_a_huge_k_is_no_more_than_the_answer(target: Decoder) -> None:
+    steps = list(decode(target, PROMPT, GREEDY, DraftModelDrafter(target), 10**9))
+    assert len(steps) == 1 and len(steps[0].token_ids) == 48
+
+
 @pytest.mark.parametrize("end", ["finished", "closed", "failed"])
 def test_nothing_is_left_behind(target: Decoder, end: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pools = []
@@ -273,7 +363,6 @@ def test_nothing_is_left_behind(target: Decoder, end: str, monkeypatch: pytest.M
 def test_features_are_those_of_the_observed_tokens(target: Decoder) -> None:
     """Hidden states reach the drafter with the right token beside them, from prompts, chains and trees alike."""
     from paceline.drafters.base import Needs
-    from paceline.models.decoder import Segment
 
     answer = plain(target, PROMPT, SEEDED)
     drafter = ScriptedDrafter(PROMPT + answer, bush(VOCAB))

@@ -5,15 +5,12 @@ The batched engine does the same for many sequences at once and is tested agains
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-
-import torch
 
 from paceline.core.constraint import TokenConstraint
 from paceline.core.drafting import DraftSampler
 from paceline.core.params import SamplingParams
-from paceline.core.path import PathSampler, TargetWeights
-from paceline.core.proposal import Proposal
+from paceline.core.path import PathSampler, TargetWeights, rows_after
+from paceline.core.proposal import Proposal, check_proposal
 from paceline.core.rng import CounterNoise, GeneratorDraws, Randomness, draw_seed
 from paceline.core.stopping import cut, token_limit
 from paceline.core.verify import Coupled, Rule
@@ -43,6 +40,7 @@ class SequenceState:
     draft_draws: GeneratorDraws
     token_ids: list[int]  # prompt and output; the target has processed all but the last
     request_id: int = 0
+    private_drafts: bool = False
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -73,10 +71,13 @@ def decode(
 ) -> Iterator[Step]:
     """Generate after `prompt_ids`, a step a target pass. Raises PacelineError before the first pass if it cannot.
 
-    `rule` defaults to `coupled`; `eos_token_ids` to the model's own. `on_prefill(done, of)` hears of progress.
+    `rule` defaults to `coupled`; `eos_token_ids` and `max_context` to the model's own. `on_prefill(done, of)` hears of
+    progress. One choice of token ids: several choices, stop strings and logprobs are the engine's.
     """
+    _check(target, prompt_ids, params, num_draft_tokens, max_context, prefill_rows)
     rule = rule or Coupled()
     limit = token_limit(len(prompt_ids), params, max_context or target.config.max_context)
+    num_draft_tokens = min(num_draft_tokens, limit)
     seed = params.seed if params.seed is not None else draw_seed()
     eos = target.config.eos_token_ids if eos_token_ids is None else eos_token_ids
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
@@ -104,12 +105,13 @@ def decode(
             left = limit - sampler.position
             budget = min(num_draft_tokens, left - 1)
             proposal = drafter.propose([sequence], [budget])[0] if budget > 0 else Proposal.empty()
+            check_proposal(proposal, budget, target.config.vocab_size)
             # 3. One target pass over the last committed token and the drafted ones.
             rows = (sequence.token_ids[-1], *proposal.tokens)
             out = target.forward([Segment(cache, rows, (-1, *(p + 1 for p in proposal.parents)))], taps=layers)
             logits = target.logits(out.hidden)  # [1 + N, V]
             # 4. Verify, and cut what was accepted at the first stop token or at the limit.
-            weights = TargetWeights(sampler, proposal, partial(row_after, logits))
+            weights = TargetWeights(sampler, proposal, rows_after(logits), stop_ids)
             verdict = rule.verify(proposal, rule.target_rows(weights), Randomness(sampler.noise, draws))
             tokens, finish_reason = cut(verdict.tokens(proposal), left, stop_ids)
             # 5. Commit the rows of the tokens kept; the newest token has none yet.
@@ -124,6 +126,24 @@ def decode(
         cache.release()
 
 
-def row_after(logits: torch.Tensor, node: int) -> torch.Tensor:
-    """The target's row after a node of the proposal; row 0 is the root's (node −1)."""
-    return logits[node + 1]
+def _check(
+    target: Decoder,
+    prompt_ids: Sequence[int],
+    params: SamplingParams,
+    num_draft_tokens: int,
+    max_context: int | None,
+    prefill_rows: int,
+) -> None:
+    vocab_size, room = target.config.vocab_size, target.config.max_context
+    outside = next((token for token in prompt_ids if not 0 <= token < vocab_size), None)
+    if outside is not None:
+        raise PacelineError(f"the prompt holds token {outside} and the vocabulary has {vocab_size} tokens")
+    if num_draft_tokens < 0:
+        raise PacelineError(f"num_draft_tokens is {num_draft_tokens}; it must be 0 or more")
+    if prefill_rows < 1:
+        raise PacelineError(f"prefill_rows is {prefill_rows}; it must be 1 or more")
+    if max_context is not None and not 1 <= max_context <= room:
+        raise PacelineError(f"max_context is {max_context}; the model's own is {room}", hint="give 1 up to that")
+    for name, asked in (("n", params.n > 1), ("stop", params.stop), ("logprobs", params.logprobs is not None)):
+        if asked:
+            raise PacelineError(f"decode() does not take {name}", hint="LLM.generate() does")

@@ -1,8 +1,9 @@
 """`PathSampler`: a request's distribution after one path; `TargetWeights`: after each node of a tree."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from paceline.core.constraint import State, TokenConstraint, Unconstrained
@@ -74,25 +75,40 @@ class PathSampler:
         return token_support(logits, self.params, self.history, self.end_tokens, allowed)
 
 
+def rows_after(logits: Tensor) -> Callable[[int], Tensor]:
+    """The target's rows of a pass by node of the proposal: of `logits` [1 + N, V], row 0 is the root's (node −1)."""
+    return lambda node: logits[node + 1]
+
+
 class TargetWeights:
     """The target's distribution at each node of a proposal, computed when asked for: node −1 is the root.
 
     Verification asks only along the path it walks, so history and constraint advance over accepted tokens
-    only, and a bad row on a path not taken harms nobody.
+    only, and a bad row on a path not taken harms nobody. Nor does one after a stop token: what follows is cut away.
     """
 
-    def __init__(self, sampler: PathSampler, proposal: Proposal, logits: Callable[[int], Tensor]) -> None:
+    def __init__(
+        self,
+        sampler: PathSampler,
+        proposal: Proposal,
+        logits: Callable[[int], Tensor],
+        stop_ids: Set[int] = frozenset(),
+    ) -> None:
         """`sampler` stands at the last committed token; `logits(node)` is the target's row [V] after it."""
         self._proposal = proposal
         self._logits = logits
+        self._stop_ids = stop_ids
         self._samplers = {ROOT: sampler}
 
     def __call__(self, node: int) -> Tensor:
-        return self.sampler(node).weights(self._logits(node))
+        return self.support(node).dense(self._samplers[ROOT].vocab_size)
 
     def support(self, node: int) -> Support:
         """The same, of the possible tokens alone."""
-        return self.sampler(node).support(self._logits(node))
+        row = self._logits(node)
+        if node != ROOT and self._proposal.tokens[node] in self._stop_ids:
+            return Support(row.new_ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64, device=row.device))
+        return self.sampler(node).support(row)
 
     def sampler(self, node: int) -> PathSampler:
         """The sampler after a node's token."""

@@ -186,6 +186,14 @@ class Proposal:
         )
 
 
+def check_proposal(proposal: Proposal, budget: int, vocab_size: int) -> None:
+    """Raises ValueError, a drafter's fault, for more than `budget` nodes or a token outside the vocabulary."""
+    if len(proposal) > max(budget, 0):
+        raise ValueError(f"{len(proposal)} drafted nodes, {budget} were asked for")
+    if proposal.tokens and max(proposal.tokens) >= vocab_size:
+        raise ValueError(f"token {max(proposal.tokens)} was drafted, the vocabulary has {vocab_size}")
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What was accepted: the path (node indices from the root down) and the target's own token after it."""

@@ -26,6 +26,7 @@ class Rule(Protocol):
 
     name: ClassVar[str]
     lossless: ClassVar[bool]
+    takes_trees: ClassVar[bool]
 
     def verify(self, proposal: Proposal, target_weights: TargetRows, randomness: Randomness) -> Verdict:
         """Accept a path and draw the token after it. PacelineError for a proposal the rule cannot take."""
@@ -47,6 +48,7 @@ class Coupled:
 
     name: ClassVar[str] = "coupled"
     lossless: ClassVar[bool] = True
+    takes_trees: ClassVar[bool] = True
 
     def verify(self, proposal: Proposal, target_weights: TargetRows, randomness: Randomness) -> Verdict:
         node, noise = ROOT, randomness.noise
@@ -77,6 +79,7 @@ class Standard:
 
     name: ClassVar[str] = "standard"
     lossless: ClassVar[bool] = True
+    takes_trees: ClassVar[bool] = True
 
     def verify(self, proposal: Proposal, target_weights: TargetRows, randomness: Randomness) -> Verdict:
         _refuse_pruned(self.name, proposal)
@@ -114,6 +117,7 @@ class Block:
 
     name: ClassVar[str] = "block"
     lossless: ClassVar[bool] = True
+    takes_trees: ClassVar[bool] = False
 
     def verify(self, proposal: Proposal, target_weights: TargetRows, randomness: Randomness) -> Verdict:
         _refuse_pruned(self.name, proposal)
@@ -164,6 +168,7 @@ class Typical:
     delta: float = 0.3
     name: ClassVar[str] = "typical"
     lossless: ClassVar[bool] = False
+    takes_trees: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for field_name, value in (("epsilon", self.epsilon), ("delta", self.delta)):

@@ -81,7 +81,7 @@ class _Plan:
     positions: torch.Tensor  # [n]
     reach: list[int]  # blocks up to each row's own position
     open_blocks: OpenBlocks | None
-    masks: dict[int | None, torch.Tensor] = field(default_factory=dict)  # by sliding window, [n, blocks, 64]
+    hidden: dict[int | None, torch.Tensor] = field(default_factory=dict)  # by sliding window, [n, blocks, 64] bool
 
 
 class Decoder:
@@ -235,7 +235,7 @@ class Decoder:
         pool.values[index][plan.write_to[0], :, plan.write_to[1]] = v
         keys = pool.keys[index][plan.blocks].to(self.compute_dtype)  # [blocks, kv_heads, 64, head_dim]
         values = pool.values[index][plan.blocks].to(self.compute_dtype)
-        return block_attention(q, keys, values, plan.masks[window], plan.reach, plan.open_blocks, self.attention_calls)
+        return block_attention(q, keys, values, plan.hidden[window], plan.reach, plan.open_blocks, self.attention_calls)
 
     def _mlp(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
         eps = self.config.rms_norm_eps
@@ -265,14 +265,13 @@ class Decoder:
         positions = torch.tensor([cache.length + depth for depth in depths], device=self.device)
         blocks = -(-(cache.length + max(depths) + 1) // BLOCK)  # of positions
         stored = -(-(cache.length + n) // BLOCK)
-        visible = torch.arange(blocks * BLOCK, device=self.device)
-        masks = {}
+        places = torch.arange(blocks * BLOCK, device=self.device)
+        hidden = {}
         for window in set(self.config.sliding_windows):
-            hidden = visible > positions[:, None]
+            unseen = places > positions[:, None]
             if window is not None:
-                hidden |= visible <= positions[:, None] - window
-            mask = torch.zeros(n, blocks * BLOCK, dtype=self.compute_dtype, device=self.device)
-            masks[window] = mask.masked_fill_(hidden, -torch.inf).view(n, blocks, BLOCK)
+                unseen |= places <= positions[:, None] - window
+            hidden[window] = unseen.view(n, blocks, BLOCK)
         return _Plan(
             cache=cache,
             rows=rows,
@@ -281,7 +280,7 @@ class Decoder:
             positions=positions,
             reach=[(cache.length + depth) // BLOCK + 1 for depth in depths],
             open_blocks=None if paths is None else _open_blocks(paths, cache.length, blocks, self.device),
-            masks=masks,
+            hidden=hidden,
         )
 
 

@@ -22,7 +22,7 @@ from paceline.ops.attention import BLOCK, AttentionCalls, OpenBlocks, block_atte
 from paceline.ops.linear import Linear
 
 FULL_TRIAL = (BLOCK - 4, 10)  # context and rows, across a block border
-ARITHMETIC_VERSION = 4  # of `ops`: a change of it voids kept verdicts
+ARITHMETIC_VERSION = 5  # of `ops`: a change of it voids kept verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,13 +161,13 @@ def _attention_is_flexible(decoder: Decoder) -> bool:
                 continue
             q = _random(n, c.num_heads, c.head_dim, like=like, seed=n)
             used = -(-(context + n) // BLOCK)
-            visible = positions[: used * BLOCK] <= torch.arange(context, context + n, device=like.device)[:, None]
-            mask = like.new_zeros(n, used * BLOCK).masked_fill_(~visible, -torch.inf).view(n, used, BLOCK)
+            hidden = positions[: used * BLOCK] > torch.arange(context, context + n, device=like.device)[:, None]
+            hidden = hidden.view(n, used, BLOCK)
             first, reach = context // BLOCK, [(context + row) // BLOCK + 1 for row in range(n)]
             slots = torch.arange((used - first) * BLOCK, device=like.device).repeat(n, 1)
             for opened in (None, OpenBlocks(first, slots)):
                 results = [
-                    block_attention(q, keys[:used], values[:used], mask, reach, opened, calls)
+                    block_attention(q, keys[:used], values[:used], hidden, reach, opened, calls)
                     for calls in (fixed, AttentionCalls(fixed.rows, flexible=True))
                 ]
                 if not torch.equal(*results):

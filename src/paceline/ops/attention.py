@@ -5,6 +5,7 @@ reduced in blocks of 64 that are aligned to absolute position; a block's product
 blocks' partial sums are added pairwise along a tree that is aligned to absolute position too, so that blocks further
 on (all masked, exact zeros) change nothing. A block that holds an uncommitted tree node is gathered for each row along
 the row's own path: siblings never stand between its keys. Prefill, decoding, chains and trees all come through here.
+What a row may not see does not reach it, be it NaN: a rejected draft's row harms nobody.
 """
 
 from collections.abc import Sequence
@@ -44,16 +45,16 @@ def block_attention(
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
-    mask: torch.Tensor,
+    hidden: torch.Tensor,
     reach: Sequence[int],
     open_blocks: OpenBlocks | None,
     calls: AttentionCalls,
 ) -> torch.Tensor:
-    """softmax(q kᵀ + mask) v, head by head.
+    """softmax(q kᵀ) v over the keys that are not hidden, head by head.
 
     q: [n, heads, head_dim], scaled. keys, values: [blocks, kv_heads, 64, head_dim] of one sequence, q's precision.
-    mask: [n, blocks, 64], 0 or −inf by absolute position; each row sees at least one key, and none from block
-    `reach[row]` on. With `open_blocks` the mask may cover fewer blocks than are stored (a tree needs more slots than
+    hidden: [n, blocks, 64] bool by absolute position; each row sees at least one key, and none from block
+    `reach[row]` on. With `open_blocks` it may cover fewer blocks than are stored (a tree needs more slots than
     positions). Returns [n, heads, head_dim].
     """
     n, heads, head_dim = q.shape
@@ -70,8 +71,8 @@ def block_attention(
         size = max(size, calls.rows)
         own = None if opened is None else opened.rows(rows)
         # blocks that no row of the tile reaches would only add zeros
-        seen = mask[rows, : max(reach[rows])] if opened is None else mask[rows]
-        tiles.append(_tile(grouped[rows], keys, values, seen, own, size, calls.rows))
+        unseen = hidden[rows, : max(reach[rows])] if opened is None else hidden[rows]
+        tiles.append(_tile(grouped[rows], keys, values, unseen, own, size, calls.rows))
     out = tiles[0] if len(tiles) == 1 else torch.cat(tiles)
     return out.reshape(n, heads, head_dim)
 
@@ -103,30 +104,47 @@ def _tile(
     q: torch.Tensor,  # [m, kv_heads, group, head_dim]
     keys: torch.Tensor,
     values: torch.Tensor,
-    mask: torch.Tensor,  # [m, blocks, 64]
+    hidden: torch.Tensor,  # [m, blocks, 64]
     opened: _Opened | None,
     size: int,
     open_size: int,
 ) -> torch.Tensor:
     """One call's rows, padded to `size`; open blocks take one row a call, padded to `open_size`."""
     m = q.shape[0]
-    shared = mask.shape[1] if opened is None else opened.first
+    shared = hidden.shape[1] if opened is None else opened.first
     keys, values = keys[:shared], values[:shared]
     scores = _shared_scores(_pad_rows(q, size), keys)[:, :, :m] if shared else None  # [shared, kv, m, group, 64]
     if opened is not None:
         own = _own_scores(q, opened.keys, open_size)
         scores = own if scores is None else torch.cat((scores, own))
     assert scores is not None
-    scores = scores + mask.transpose(0, 1)[:, None, :, None]
+    scores = scores.masked_fill(hidden.transpose(0, 1)[:, None, :, None], -torch.inf)
     weights = torch.exp(scores - scores.amax(dim=(0, -1), keepdim=True))  # [blocks, kv, m, group, 64]
-    total = _aligned_sum(weights.sum(-1))  # [kv, m, group]
-    partial = _shared_values(_pad_rows(weights[:shared], size, dim=2), values)[:, :, :m] if shared else None
-    if opened is not None:
-        own = _own_values(weights[shared:], opened.values, open_size)
-        partial = own if partial is None else torch.cat((partial, own))
-    assert partial is not None
-    out = _aligned_sum(partial) / total[..., None]  # [kv, m, group, head_dim]
+    total = _aligned_sum(weights.sum(-1))[..., None]  # [kv, m, group, 1]
+
+    def mixed(values: torch.Tensor, own_values: torch.Tensor | None) -> torch.Tensor:  # → [kv, m, group, head_dim]
+        parts = _shared_values(_pad_rows(weights[:shared], size, dim=2), values)[:, :, :m] if shared else None
+        if own_values is not None:
+            own = _own_values(weights[shared:], own_values, open_size)
+            parts = own if parts is None else torch.cat((parts, own))
+        assert parts is not None
+        return _aligned_sum(parts) / total
+
+    own_values = None if opened is None else opened.values
+    out = mixed(values, own_values)
+    if not out.isfinite().all():  # 0 · NaN is NaN: what is hidden counts as zero, what is seen stays as it is
+        seen = ~hidden.transpose(0, 1)[:, None]  # [blocks, 1, m, 64]
+        spoilt = (_not_finite(values)[:, :, None] & seen[:shared]).any(0).any(-1)  # [kv, m]
+        if own_values is not None:
+            spoilt |= (_not_finite(own_values).permute(1, 2, 0, 3) & seen[shared:]).any(0).any(-1)
+            own_values = own_values.nan_to_num(0, 0, 0)
+        out = torch.where(spoilt[..., None, None], out, mixed(values.nan_to_num(0, 0, 0), own_values))
     return out.transpose(0, 1)
+
+
+def _not_finite(values: torch.Tensor) -> torch.Tensor:
+    """Positions whose value holds NaN or infinity: [..., head_dim] → [...]."""
+    return ~values.isfinite().all(-1)
 
 
 def _pad_rows(x: torch.Tensor, size: int, dim: int = 0) -> torch.Tensor:
