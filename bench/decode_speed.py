@@ -5,6 +5,9 @@
 A line of PROMPTS.jsonl is {"turns": [text, …]}; the first turn is the prompt (`--raw`: completed as it is).
 """
 
+import script  # noqa: F401 - Ctrl-C is one line from here on
+
+# isort: split
 import argparse
 import json
 import sys

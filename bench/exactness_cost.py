@@ -6,6 +6,9 @@ model's precision. Both run in turn, the ratio of medians is printed for a few r
     python bench/exactness_cost.py --model smollm2-135m
 """
 
+import script  # noqa: F401 - Ctrl-C is one line from here on
+
+# isort: split
 import argparse
 import copy
 import json

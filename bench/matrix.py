@@ -17,12 +17,16 @@ PARAMS = {
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What one cell found. `accepted_at[i]`, `rejected_at[i]`: how often draft position i was kept, or failed first."""
+    """What one cell found. `accepted_at[i]`, `rejected_at[i]`: how often draft position i was kept, or failed first.
+
+    Several drafters may be of one method: a good draft model and a bad one, say.
+    """
 
     prompt: int
     prompt_tokens: int
     params: str
     method: str
+    drafter: str
     k: int
     tokens: int
     identical: bool
@@ -35,7 +39,7 @@ class Cell:
 
     @property
     def key(self) -> tuple[int, str, str, int]:
-        return (self.prompt, self.params, self.method, self.k)
+        return (self.prompt, self.params, self.drafter, self.k)
 
 
 def plain_tokens(target: Decoder, prompt: Sequence[int], params: SamplingParams) -> list[int]:
@@ -47,6 +51,7 @@ def plain_tokens(target: Decoder, prompt: Sequence[int], params: SamplingParams)
 def run_cell(
     target: Decoder,
     drafter: Drafter,
+    drafter_name: str,
     prompt_number: int,
     prompt: Sequence[int],
     params_name: str,
@@ -63,6 +68,7 @@ def run_cell(
         prompt_tokens=len(prompt),
         params=params_name,
         method=drafter.name,
+        drafter=drafter_name,
         k=k,
         tokens=len(expected),
         identical=not different,
@@ -97,16 +103,16 @@ def run_matrix(
     """Every cell that is not in `done`; a prompt's plain tokens are worked out once for each set of parameters."""
     for number, prompt in enumerate(prompts):
         for params_name, params in PARAMS.items():
-            todo = [(m, k) for m in drafters for k in ks if (number, params_name, m, k) not in done]
+            todo = [(name, k) for name in drafters for k in ks if (number, params_name, name, k) not in done]
             if not todo:
                 continue
             expected = plain_tokens(target, prompt, replace(params, max_tokens=num_tokens))
-            for method, k in todo:
-                yield run_cell(target, drafters[method](), number, prompt, params_name, k, expected)
+            for name, k in todo:
+                yield run_cell(target, drafters[name](), name, number, prompt, params_name, k, expected)
 
 
 def uncovered_positions(cells: Sequence[Cell]) -> list[str]:
-    """Draft positions at which a drafter was never accepted, or never rejected, over all cells of its K."""
+    """Draft positions at which a method was never accepted, or never rejected, over all cells and drafters of its K."""
     missing = []
     for method, k in sorted({(cell.method, cell.k) for cell in cells}):
         group = [cell for cell in cells if (cell.method, cell.k) == (method, k)]

@@ -6,6 +6,9 @@ A line of FILE is {"turns": [text, …]}; without one, the prompts of `prompts.p
 total time (prompts included).
 """
 
+import script  # noqa: F401 - Ctrl-C is one line from here on
+
+# isort: split
 import argparse
 import json
 import time

@@ -9,6 +9,9 @@ where the last one stopped, and drops what other code has counted.
     python bench/verify_law.py --draws 1000000 --jobs 16 --log million.jsonl
 """
 
+from script import Remaining, resumable
+
+# isort: split
 import argparse
 import hashlib
 import json
@@ -122,21 +125,19 @@ def main() -> int:
     with args.log.open("a") as file:
         if parts:
             print(json.dumps({"provenance": provenance(), "code": code}), file=file, flush=True)
-            try:
+            with resumable():
                 count_all(parts, counts, args.jobs, code, file)
-            except KeyboardInterrupt:
-                print("stopped: a second run takes up here", file=sys.stderr)
-                return 130
     return summarise(counts)
 
 
 def count_all(parts: list[Part], counts: dict[str, Count], jobs: int, code: str, file: TextIO) -> None:
+    remaining = Remaining(len(parts))
     with get_context("spawn").Pool(jobs, initializer=start_worker) as pool:
         for number, line in enumerate(pool.imap_unordered(count_part, parts), start=1):
             count = counts[line["case"]]
             count.add(line)
             print(json.dumps(line | {"code": code}), file=file, flush=True)
-            print(f"{number:4d}/{len(parts)} {count.verdict()[1]}", flush=True)
+            print(f"{number:4d}/{len(parts)} {count.verdict()[1]}; {remaining.after_one_more()}", flush=True)
 
 
 def start_worker() -> None:

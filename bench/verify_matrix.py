@@ -1,18 +1,23 @@
 """Not one token changes: every method and K against plain decoding, token by token.
 
 Default: SmolLM2-135M in bf16, 20 prompts (4 above 700 tokens) × greedy and seeded × ngram and draft_model (the
-target's own first 10 layers) × K 1, 3, 5, 8, 64 tokens with end-of-sequence ignored, against plain decoding of one row
-at a time. Cells are appended to a log as they are done; a run takes up where the last one stopped.
+target's own first 10 layers, which are nearly always wrong, and all but its last, which are often right) ×
+K 1, 3, 5, 8, 64 tokens with end-of-sequence ignored, against plain decoding of one row at a time. Cells are appended
+to a log as they are done; a run takes up where the last one stopped.
 
     python bench/verify_matrix.py
     python bench/verify_matrix.py --model qwen2.5-coder-1.5b --draft-model qwen2.5-coder-0.5b --prompts 3
 """
 
+from script import Remaining, resumable
+
+# isort: split
 import argparse
 import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from matrix import Cell, run_matrix, uncovered_positions
@@ -31,7 +36,9 @@ DRAFT_LAYERS = 10
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--draft-model", help=f"default: the target's own first {DRAFT_LAYERS} layers")
+    parser.add_argument(
+        "--draft-model", help=f"default: the target's first {DRAFT_LAYERS} layers, and all but its last"
+    )
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--prompts", type=int, default=len(PROMPTS), help="how many of the prompts (default: all)")
     parser.add_argument("--tokens", type=int, default=64)
@@ -42,13 +49,12 @@ def main() -> int:
     target = load_model(args.model, dtype=args.dtype, progress=terminal_progress())
     assert target.tokenizer is not None
     if args.draft_model is None:
-        draft = target.decoder.first_layers(DRAFT_LAYERS)
+        counts = (DRAFT_LAYERS, target.config.num_layers - 1)
+        models = {f"first {count} layers": target.decoder.first_layers(count) for count in counts}
     else:
-        draft = load_model(args.draft_model, dtype=args.dtype, progress=terminal_progress()).decoder
-    drafters: dict[str, Callable[[], Drafter]] = {
-        "ngram": NgramDrafter,
-        "draft_model": lambda: DraftModelDrafter(draft),
-    }
+        models = {args.draft_model: load_model(args.draft_model, args.dtype, progress=terminal_progress()).decoder}
+    drafters: dict[str, Callable[[], Drafter]] = {"ngram": NgramDrafter}
+    drafters |= {name: partial(DraftModelDrafter, model) for name, model in models.items()}
     # a long prompt among the first few, so that a short run sees one
     chosen = [LONG[0], *(prompt for prompt in PROMPTS if prompt != LONG[0])][: args.prompts]
     prompts = [target.tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) for prompt in chosen]
@@ -58,13 +64,14 @@ def main() -> int:
     log.parent.mkdir(parents=True, exist_ok=True)
     total = len(prompts) * 2 * len(drafters) * len(args.k)
     print(f"{target.name} {args.dtype}, exact: {target.exact}; {len(cells)} of {total} cells are done", flush=True)
-    with log.open("a") as file:
+    remaining = Remaining(total - len(cells))
+    with log.open("a") as file, resumable():
         if len(cells) < total:
             print(json.dumps({"provenance": provenance() | {"exact": target.exact}}), file=file, flush=True)
         for cell in run_matrix(target.decoder, prompts, drafters, args.k, args.tokens, {c.key for c in cells}):
             cells.append(cell)
             print(json.dumps(asdict(cell)), file=file, flush=True)
-            print(describe(cell, len(cells), total), flush=True)
+            print(f"{describe(cell, len(cells), total)}; {remaining.after_one_more()}", flush=True)
     return summarise(cells)
 
 
@@ -82,7 +89,7 @@ def _read(log: Path) -> list[Cell]:
 def describe(cell: Cell, number: int, total: int) -> str:
     verdict = "identical" if cell.identical else f"DIFFERENT from token {cell.first_difference}"
     return (
-        f"{number:4d}/{total} prompt {cell.prompt} ({cell.prompt_tokens} tokens) {cell.params} {cell.method} "
+        f"{number:4d}/{total} prompt {cell.prompt} ({cell.prompt_tokens} tokens) {cell.params} {cell.drafter} "
         f"K {cell.k}: {cell.drafted} drafted, {cell.accepted} accepted, {cell.passes} passes: {verdict}"
     )
 

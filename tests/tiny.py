@@ -18,8 +18,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from paceline.models.config import config_from_hf
 from paceline.models.decoder import Decoder
+from paceline.models.hf_config import config_from_hf
 from paceline.models.layout import prepare
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")

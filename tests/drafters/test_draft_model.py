@@ -1,6 +1,7 @@
 """The draft model: its cache's arithmetic, batches, vocabularies that differ."""
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import tiny
@@ -14,9 +15,12 @@ from paceline.core.path import PathSampler
 from paceline.core.rng import CounterNoise, GeneratorDraws
 from paceline.core.verify import make_rule
 from paceline.decode import decode
+from paceline.drafters import draft_model
 from paceline.drafters.base import Features
+from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.draft_model import DraftModelDrafter, first_difference
 from paceline.drafters.none import NoDrafter
+from paceline.errors import PacelineError
 from paceline.models.decoder import Segment
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
@@ -150,3 +154,19 @@ def test_the_first_token_that_differs_is_named() -> None:
     longer = FakeTokenizer([*vocabulary().strings, "<extra>"])
     assert first_difference(same, longer) == "token 10 ('<extra>') is known to the draft model alone"  # type: ignore[arg-type]
     assert first_difference(longer, same) == "token 10 ('<extra>') is known to the target alone"  # type: ignore[arg-type]
+
+
+def test_a_draft_model_with_another_tokenizer_is_refused_before_its_weights_are_read(monkeypatch) -> None:
+    target = SimpleNamespace(
+        name="big", precision="fp32", tokenizer=vocabulary(a=0, b=1), decoder=SimpleNamespace(device="cpu")
+    )
+
+    def load(name, dtype, device, accept):
+        accept(None)  # a model without a tokenizer may draft
+        accept(vocabulary(a=0, b=1))
+        accept(vocabulary(a=0, c=1))
+        pytest.fail("weights were read")
+
+    monkeypatch.setattr(draft_model, "load_model", load)
+    with pytest.raises(PacelineError, match=r"draft model small has another tokenizer than the target big: token 1 is"):
+        draft_model.create(SpeculativeConfig("draft_model", model="small"), target)

@@ -303,3 +303,10 @@ def test_hash_is_known_until_the_file_changes(index, tmp_path):
     path.write_bytes(b"other")
     assert home.known_sha256(path) is None
     assert home.file_sha256(path) == hashlib.sha256(b"other").hexdigest()
+
+
+def test_pip_takes_up_a_broken_connection_unless_told_otherwise(tmp_path, monkeypatch):
+    monkeypatch.delenv("PIP_RESUME_RETRIES", raising=False)
+    assert wheels._environment(tmp_path)["PIP_RESUME_RETRIES"] == "5"
+    monkeypatch.setenv("PIP_RESUME_RETRIES", "0")
+    assert wheels._environment(tmp_path)["PIP_RESUME_RETRIES"] == "0"

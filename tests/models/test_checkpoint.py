@@ -10,7 +10,7 @@ from tiny_files import llama_weights, write_folder
 
 from paceline.errors import PacelineError
 from paceline.models.checkpoint import Checkpoint, canonical_name, open_checkpoint
-from paceline.models.config import config_from_hf
+from paceline.models.hf_config import config_from_hf
 
 INDEX = "model.safetensors.index.json"
 SECOND = "model-00002-of-00003.safetensors"
@@ -215,3 +215,14 @@ def test_multimodal_names_and_vision_part(tmp_path):
     checkpoint = open_checkpoint(tmp_path)
     assert list(checkpoint.stored) == ["model.norm.weight"]
     assert sorted(checkpoint.left_out) == ["multi_modal_projector.weight", "vision_tower.patch.weight"]
+
+
+@pytest.mark.parametrize("shards", [1, 3])
+def test_two_tensors_of_one_name_are_refused(tmp_path, shards):
+    weights = llama_weights()
+    weights["language_model.model.norm.weight"] = weights["model.norm.weight"] + 1
+    folder = write_folder(tmp_path / "m", weights, shards=shards)
+    with pytest.raises(PacelineError, match=r"holds the weight model\.norm\.weight twice") as caught:
+        open_checkpoint(folder)
+    assert " language_model.model.norm.weight in model" in str(caught.value)
+    assert " model.norm.weight in model" in str(caught.value)

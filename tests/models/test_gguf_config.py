@@ -9,9 +9,11 @@ import torch
 from gguf_samples import model_sample, tiny_model
 
 from paceline.errors import PacelineError
-from paceline.models.config import ModelConfig, config_from_hf, inverse_frequencies
+from paceline.models.config import ModelConfig, inverse_frequencies
 from paceline.models.gguf import open_gguf
 from paceline.models.gguf_config import config_from_gguf, end_token_ids, shortest_float
+from paceline.models.gguf_metadata import Metadata
+from paceline.models.hf_config import config_from_hf
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -105,6 +107,7 @@ def test_config_equals_transformers(
 def test_gemma_27b_scales_by_its_width(tmp_path: Path) -> None:
     """62 layers are the 27B model: query_pre_attn_scalar 168 = 5376 / 32 there, head_dim elsewhere."""
     sample = model_sample(tiny_model("gemma3_text"), block_count=62)
+    sample.tensors |= {f"filler.{n}": sample.tensors["output_norm.weight"] for n in range(62)}
     assert read(sample, tmp_path).attention_scale == (64 / 4) ** -0.5
 
 
@@ -153,10 +156,63 @@ def test_missing_key_is_named(tmp_path: Path, key: str) -> None:
         ({"block_count": 0}, "'llama.block_count' is 0"),
         ({"context_length": "long"}, "'llama.context_length' is 'long'"),
         ({"attention__layer_norm_rms_epsilon": 0.0}, "'llama.attention.layer_norm_rms_epsilon' is 0.0"),
+        ({"attention__layer_norm_rms_epsilon": float("nan")}, "'llama.attention.layer_norm_rms_epsilon' is nan"),
+        ({"block_count": 10**9}, "'llama.block_count' is 1000000000, but there are only 21 tensors"),
+        ({"embedding_scale": 12.0}, "'llama.embedding_scale' is not supported"),
+        ({"residual_scale": 0.22}, "'llama.residual_scale' is not supported"),
+        ({"logit_scale": 0.0625}, "'llama.logit_scale' is not supported"),
+        ({"attention__clamp_kqv": 8.0}, "'llama.attention.clamp_kqv' is not supported"),
+        ({"attention__causal": False}, "'llama.attention.causal' is not supported"),
+        ({"attention__scale": -1.0}, "'llama.attention.scale' is -1.0"),
+        ({"attention__of_tomorrow": 2}, "'llama.attention.of_tomorrow' is not supported"),
+        ({"rope__scaling__factor": 0.0}, "'llama.rope.scaling.factor' is 0.0"),
+        ({"rope__scaling__type": "none", "rope__scaling__factor": 4.0}, "a scaling factor of 4.0 is given"),
+        ({"attention__sliding_window": 16, "attention__sliding_window_pattern": "x"}, "pattern' is 'x'"),
     ],
 )
 def test_what_is_not_supported_is_refused(tmp_path: Path, keys: dict[str, Any], says: str) -> None:
     assert says in error_of(model_sample(tiny_model("llama"), **keys), tmp_path)
+
+
+def test_neutral_values_change_nothing(tmp_path: Path) -> None:
+    neutral = {"embedding_scale": 1.0, "attention__causal": True, "attention__clamp_kqv": 0.0, "attention__scale": 0.0}
+    model = tiny_model("llama")
+    assert read(model_sample(model, **neutral), tmp_path) == config_from_hf(model.config.to_dict())
+
+
+def test_an_attention_scale_is_honoured(tmp_path: Path) -> None:
+    assert read(model_sample(tiny_model("llama"), attention__scale=0.25), tmp_path).attention_scale == 0.25
+
+
+@pytest.mark.parametrize("kind", ["adapter", "mmproj", "imatrix"])
+def test_a_file_that_holds_no_model(tmp_path: Path, kind: str) -> None:
+    sample = model_sample(tiny_model("llama"))
+    sample.values["general.type"] = kind
+    assert f"general.type is {kind!r}" in error_of(sample, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("eos_token_id", "x", "'tokenizer.ggml.eos_token_id' is 'x', not a whole number"),
+        ("eos_token_id", 96, "end-of-sequence token is 96"),
+        ("bos_token_id", 1.5, "'tokenizer.ggml.bos_token_id' is 1.5"),
+        ("token_type", 3, "'tokenizer.ggml.token_type' is 3, not a list of whole numbers"),
+        ("tokens", [1, 2], "'tokenizer.ggml.tokens' is [1, 2], not a list of texts"),
+    ],
+)
+def test_wrongly_typed_tokenizer_keys(tmp_path: Path, key: str, value: Any, says: str) -> None:
+    sample = model_sample(tiny_model("llama"))
+    sample.values[f"tokenizer.ggml.{key}"] = value
+    assert says in error_of(sample, tmp_path)
+
+
+@pytest.mark.parametrize("factors", [np.ones(8), np.ones((2, 8)), np.zeros(16), np.full(16, np.nan)])
+def test_frequency_factors_that_cannot_be(tmp_path: Path, factors: Any) -> None:
+    sample = model_sample(tiny_model("llama"))
+    sample.tensors["rope_freqs.weight"] = factors
+    says = error_of(sample, tmp_path)
+    assert "'rope_freqs.weight' has shape" in says or "a frequency factor of the rope is" in says
 
 
 @pytest.mark.parametrize("arch", ["mamba", "qwen2moe", "phi3", "gemma2"])
@@ -177,7 +233,7 @@ def test_end_tokens_are_all_that_end_a_turn() -> None:
     metadata = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [3, 3, 3, 1, 1, 3]}
     metadata |= {"tokenizer.ggml.eos_token_id": 4, "tokenizer.ggml.eot_token_id": 2}
     # those named first; <|im_end|> is ordinary text in this vocabulary
-    assert end_token_ids(metadata) == (4, 2, 1, 5)
+    assert end_token_ids(Metadata(Path("m.gguf"), metadata, "tokenizer.ggml.")) == (4, 2, 1, 5)
 
 
 @pytest.mark.parametrize("value", [1e-6, 1e-5, 5e5, 1e6, 10000.0, 1.25, 0.1, 3.1415927])

@@ -4,6 +4,7 @@ import hashlib
 import io
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -357,3 +358,42 @@ def test_smollm2_pinned_ids(smollm2_gguf: Path) -> None:
     assert [strings[i] for i in (5406, 256, 35)] == ["return", "ĠĠ", "3"]
     assert ids(ours, PINNED) == PINNED_IDS
     assert ours.decode(PINNED_IDS) == PINNED
+
+
+# --- wrongly typed keys ---
+
+SCALARS: list[Any] = [0, 1.5, "x", True]
+LISTS: list[Any] = [[1], ["a"], [0.5], [True]]
+FITTING = {
+    "model": [], "pre": [], "tokens": [], "merges": [], "token_type": [], "scores": [],
+    "bos_token_id": [0], "eos_token_id": [0], "unknown_token_id": [0], "padding_token_id": [0],
+    "add_bos_token": [True], "add_eos_token": [True], "add_space_prefix": [True],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("model", ["gpt2", "llama"])
+@pytest.mark.parametrize("key", FITTING)
+def test_a_value_of_the_wrong_type_is_refused_in_one_line(tmp_path: Path, model: str, key: str) -> None:
+    """tokenizers is written in Rust, and panics (a BaseException) at some of them."""
+    vocabulary, merges = {"a": 0, "b": 1, "ab": 2}, ["a b"]
+    sample = byte_level_sample(vocabulary, merges, "qwen2", ggml__scores=[0.5] * 6)
+    sample.values["tokenizer.ggml.model"] = model
+    unread = {"gpt2": {"scores", "add_space_prefix"}, "llama": {"merges", "pre"}}[model]
+    file = open_gguf(sample.write(tmp_path / "tok.gguf"))
+    for value in [*SCALARS, *LISTS]:
+        if any(value is fit for fit in FITTING[key]) or (type(value) is int and value in FITTING[key]) or key in unread:
+            continue
+        changed = replace(file, metadata={**file.metadata, f"tokenizer.ggml.{key}": value})
+        with pytest.raises(PacelineError) as caught:
+            tokenizer_from_gguf(changed)
+        assert "\n" not in str(caught.value) and "tok.gguf" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("chat_template", 3), ("chat_templates", "x"), ("chat_templates", [1]), ("ggml.token_type", [9] * 6)],
+)
+def test_chat_templates_and_token_types(tmp_path: Path, key: str, value: Any) -> None:
+    file = open_gguf(byte_level_sample({"a": 0, "b": 1, "ab": 2}, ["a b"], "qwen2").write(tmp_path / "tok.gguf"))
+    with pytest.raises(PacelineError, match=r"tok\.gguf"):
+        tokenizer_from_gguf(replace(file, metadata={**file.metadata, f"tokenizer.{key}": value}))

@@ -80,7 +80,7 @@ def test_revision_and_patterns_reach_the_library(monkeypatch, tmp_path):
         lambda repo, **kwargs: asked.update(repo=repo, **kwargs) or str(tmp_path),
     )
     assert HubId("o/n", "abc").fetch() == tmp_path
-    assert asked == {"repo": "o/n", "revision": "abc", "allow_patterns": PATTERNS}
+    assert asked == {"repo": "o/n", "revision": "abc", "allow_patterns": list(PATTERNS)}
 
 
 def test_a_repository_of_gguf_files_only(monkeypatch, tmp_path):

@@ -5,11 +5,11 @@ import os
 
 import pytest
 import torch
-from tiny_files import llama_weights, write_folder, write_gguf
+from tiny_files import byte_alphabet, llama_weights, write_folder, write_gguf
 
 from paceline.errors import PacelineError
-from paceline.models import gguf, load
-from paceline.models.hub import HubId
+from paceline.models import gguf, load, sources
+from paceline.models.hub import PATTERNS, WITHOUT_WEIGHTS, HubId
 from paceline.models.load import FolderSource, GGUFSource, load_model, resolve
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -30,7 +30,7 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> bool:
 def test_order_of_places(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(load, "pull", lambda entry, progress: tmp_path / f"{entry.alias}.gguf")
-    monkeypatch.setattr(HubId, "fetch", lambda self: tmp_path / "snapshot")
+    monkeypatch.setattr(HubId, "fetch", lambda self, patterns=(): tmp_path / "snapshot")
     assert resolve("smollm2-135m") == GGUFSource(tmp_path / "smollm2-135m.gguf")
     assert resolve("owner/name") == FolderSource(tmp_path / "snapshot")
     (tmp_path / "snapshot").write_text("a file")
@@ -106,7 +106,7 @@ def test_precision(tmp_path, stored, asked, precision, dtype):
     assert bool(model.notes) == (stored == torch.float16)
 
 
-def parts(folder) -> load.ModelParts:
+def parts(folder) -> sources.ModelParts:
     return FolderSource(folder).read(None, load.silent)
 
 
@@ -217,7 +217,7 @@ def test_a_copy_under_another_name_shares_the_prepared_weights(tmp_path, monkeyp
 def test_a_file_that_is_not_gguf_is_refused_before_it_is_hashed(tmp_path, monkeypatch, content):
     path = tmp_path / "m.gguf"
     path.write_bytes(content)
-    monkeypatch.setattr(load, "file_sha256", lambda *args: pytest.fail("read the whole file"))
+    monkeypatch.setattr(sources, "file_sha256", lambda *args: pytest.fail("read the whole file"))
     with pytest.raises(PacelineError, match=r"m\.gguf"):
         load_model(str(path))
 
@@ -252,3 +252,75 @@ def test_missing_gguf_weight_leaves_nothing_prepared(tmp_path):
         load_model(str(path))
     assert [p for p in (tmp_path / "home" / "prepared").iterdir() if p.suffix != ".lock"] == []
     assert gguf.open_gguf(path).tensors  # the file itself is sound
+
+
+# --- tokenizers -----------------------------------------------------------------------------------
+
+
+def add_tokenizer(folder, added=()):
+    """A byte-level tokenizer of 258 tokens, the model's own number, and `added` ones."""
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    tokens = [*byte_alphabet(), "th", "<|endoftext|>"]
+    backend = Backend(models.BPE(vocab={token: n for n, token in enumerate(tokens)}, merges=[("t", "h")]))
+    backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(False), decoders.ByteLevel()
+    hf = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|endoftext|>")
+    hf.add_tokens(list(added))
+    hf.save_pretrained(str(folder))
+    return folder
+
+
+def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_refused(tmp_path):
+    folder = add_tokenizer(write_folder(tmp_path / "m", llama_weights()), ["<|im_start|>", "<|im_end|>"])
+    with pytest.raises(PacelineError, match=r"its tokenizer has 260 tokens, the model's vocabulary 258"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("added", [[], ["<image_soft_token>"]])
+def test_a_tokenizer_that_fits(tmp_path, added):
+    """The placeholder is what Gemma 3's text models share with the multimodal ones."""
+    folder = add_tokenizer(write_folder(tmp_path / "m", llama_weights()), added)
+    assert load_model(str(folder)).tokenizer.vocab_size == 258 + len(added)
+
+
+def test_a_gguf_tokenizer_with_ids_beyond_the_vocabulary_is_refused(tmp_path):
+    weights = llama_weights()
+    for name in (EMBEDDINGS, HEAD):
+        weights[name] = weights[name][:200]
+    with pytest.raises(PacelineError, match=r"258 tokens, the model's vocabulary 200|token is 257"):
+        load_model(str(write_gguf(tmp_path / "m.gguf", weights)))
+
+
+def refuse(tokenizer):
+    raise PacelineError(f"no {tokenizer.vocab_size}")
+
+
+def test_a_tokenizer_that_is_not_accepted_costs_no_weights(tmp_path, monkeypatch):
+    folder = add_tokenizer(write_folder(tmp_path / "m", llama_weights()))
+    file = write_gguf(tmp_path / "m.gguf", llama_weights())
+    monkeypatch.setattr(sources, "prepare", lambda *_: pytest.fail("weights were read"))
+    monkeypatch.setattr(gguf.GgufFile, "weights", lambda *_: pytest.fail("weights were read"))
+    for name in (folder, file):
+        with pytest.raises(PacelineError, match="no 258"):
+            load_model(str(name), accept=refuse)
+    assert not list((tmp_path / "home" / "prepared").glob("[!.]*"))
+
+
+def test_a_prepared_model_is_checked_too(tmp_path):
+    file = write_gguf(tmp_path / "m.gguf", llama_weights())
+    load_model(str(file))
+    with pytest.raises(PacelineError, match="no 258"):
+        load_model(str(file), accept=refuse)
+
+
+def test_of_a_hub_model_the_tokenizer_is_fetched_first(tmp_path, monkeypatch):
+    folder = add_tokenizer(write_folder(tmp_path / "m", llama_weights()))
+    asked = []
+    monkeypatch.setattr(HubId, "fetch", lambda self, patterns=PATTERNS: asked.append(patterns) or folder)
+    with pytest.raises(PacelineError, match="no 258"):
+        load_model("owner/name", accept=refuse)
+    assert asked == [WITHOUT_WEIGHTS]
+    assert load_model("owner/name", accept=lambda tokenizer: None).tokenizer is not None
+    assert asked[1:] == [WITHOUT_WEIGHTS, PATTERNS]

@@ -13,7 +13,7 @@ from tiny_files import CONFIG
 
 from paceline.errors import PacelineError
 from paceline.models import home, store
-from paceline.models.config import config_from_hf
+from paceline.models.hf_config import config_from_hf
 from paceline.models.store import PreparedKey, Recipe
 
 KEY = PreparedKey("ab" * 32, "bf16")

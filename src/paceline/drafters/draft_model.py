@@ -172,19 +172,24 @@ def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
         raise PacelineError(
             "method 'draft_model' needs a draft model", hint="name one, for instance --draft-model qwen2.5-coder-0.5b"
         )
-    draft = load_model(config.model, dtype=config.draft_dtype or target.precision, device=str(target.decoder.device))
-    check_same_vocabulary(target, draft)
+    name = config.model
+    draft = load_model(
+        name,
+        dtype=config.draft_dtype or target.precision,
+        device=str(target.decoder.device),
+        accept=lambda tokenizer: check_same_vocabulary(target, name, tokenizer),
+    )
     return DraftModelDrafter(draft.decoder, config.draft_cache_tokens)
 
 
-def check_same_vocabulary(target: LoadedModel, draft: LoadedModel) -> None:
+def check_same_vocabulary(target: LoadedModel, name: str, tokenizer: Tokenizer | None) -> None:
     """Refuse a draft model with another tokenizer, naming the first token that differs; padding may differ."""
-    if target.tokenizer is None or draft.tokenizer is None:
+    if target.tokenizer is None or tokenizer is None:
         return
-    difference = first_difference(target.tokenizer, draft.tokenizer)
+    difference = first_difference(target.tokenizer, tokenizer)
     if difference is not None:
         raise PacelineError(
-            f"the draft model has another tokenizer: {difference}",
+            f"the draft model {name} has another tokenizer than the target {target.name}: {difference}",
             hint="draft with a model of the target's family, or use --method ngram",
         )
 

@@ -8,10 +8,12 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.models.checkpoint import canonical_name, effective
-from paceline.models.config import ModelConfig, config_from_hf
+from paceline.models.config import ModelConfig
+from paceline.models.hf_config import config_from_hf
 from paceline.models.home import Progress, silent
 from paceline.models.layout import check_names, prepare
-from paceline.models.load import PRECISIONS, LoadedModel, ModelParts, leftover_note, load_source, own_precision
+from paceline.models.load import LoadedModel, load_source
+from paceline.models.sources import PRECISIONS, ModelParts, TokenizerCheck, accept_all, leftover_note, own_precision
 from paceline.models.tokenizer import Tokenizer
 
 
@@ -27,16 +29,17 @@ class TransformersSource:
     def origin(self) -> str:
         return f"transformers' {type(self.model).__name__}"
 
-    def read(self, precision: str | None, progress: Progress) -> ModelParts:
+    def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
         generation = getattr(self.model, "generation_config", None)
         config = config_from_hf(self.model.config.to_dict(), None if generation is None else generation.to_dict())
+        tokenizer = None if self.tokenizer is None else Tokenizer.from_transformers(self.tokenizer, self.name)
+        accept(config, tokenizer)
         weights = {canonical_name(name): tensor.detach() for name, tensor in self.model.state_dict().items()}
         if config.tie_embeddings:
             weights.pop("lm_head.weight", None)  # the embeddings once more
         notes = leftover_note(check_names(config, weights, self.name))
         chosen, precision_note = (precision, ()) if precision else own_precision(self.model.dtype)
         tensors = dict(prepare(config, _effective(config, weights), PRECISIONS[chosen]))
-        tokenizer = None if self.tokenizer is None else Tokenizer.from_transformers(self.tokenizer, self.name)
         return ModelParts(config, tensors, tokenizer, chosen, notes + precision_note)
 
 

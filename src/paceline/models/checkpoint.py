@@ -111,6 +111,12 @@ def open_checkpoint(folder: Path) -> Checkpoint:
                 left_out.append(name)
             # a copy in another shard than the indexed one is not read
             elif name in listed or not any(name in other for other in files.values()):
+                if (other := stored.get(tensor.name)) is not None:
+                    raise PacelineError(
+                        f"{folder} holds the weight {tensor.name} twice: as {other.stored_name} in {other.file.name} "
+                        f"and as {name} in {path.name}",
+                        hint="remove one of the two, or fetch the checkpoint again",
+                    )
                 stored[tensor.name] = tensor
     generation_config = _json(folder / "generation_config.json", required=False)
     return Checkpoint(folder, config or {}, generation_config, stored, tuple(left_out))

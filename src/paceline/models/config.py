@@ -3,9 +3,10 @@
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
 import torch
 
@@ -13,6 +14,33 @@ from paceline.errors import PacelineError
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
+_MOST = 2**31 - 1  # no size of a model is larger: a number beyond it is damage
+
+
+def require_integer(name: str, value: object, low: int = 1, high: int = _MOST) -> int:
+    """`value`, a whole number from `low` to `high`; else an error that names it. True is not a number."""
+    if type(value) is not int or not low <= value <= high:
+        bounds = "a positive whole number" if (low, high) == (1, _MOST) else f"a whole number from {low} to {high}"
+        raise PacelineError(f"{name} is {value!r}, not {bounds}")
+    return value
+
+
+def require_number(name: str, value: object) -> float:
+    """`value`, a positive and finite number; else an error that names it."""
+    if type(value) not in (int, float) or not 0 < value < math.inf:  # type: ignore[operator]
+        raise PacelineError(f"{name} is {value!r}, not a positive number")
+    return value  # type: ignore[return-value]
+
+
+@contextmanager
+def described_by(path: Path) -> Iterator[None]:
+    """Put `path`, the file that holds what is read, before an error that does not name it."""
+    try:
+        yield
+    except PacelineError as error:
+        if str(error).startswith(str(path)):
+            raise
+        raise PacelineError(f"{path}: {error}", error.hint) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +68,28 @@ class RopeConfig:
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:
             raise PacelineError(f"rope type {self.kind!r} is not supported", hint=f"supported: {', '.join(ROPE_KINDS)}")
+        for name in ("theta", "factor", "beta_fast", "beta_slow"):
+            require_number(f"rope {name}", getattr(self, name))
+        for name in ("low_freq_factor", "high_freq_factor", "attention_factor", "mscale", "mscale_all_dim"):
+            if getattr(self, name) is not None:
+                require_number(f"rope {name}", getattr(self, name))
+        if self.original_max_position is not None:
+            require_integer("rope original_max_position_embeddings", self.original_max_position)
+        for value in self.freq_factors or ():
+            require_number("a frequency factor of the rope", value)
+        if self.theta <= 1:
+            raise PacelineError(f"rope theta is {self.theta}, it must be above 1")
         if self.kind in ("llama3", "yarn") and self.original_max_position is None:
             raise PacelineError(f"rope type {self.kind!r} needs original_max_position_embeddings")
         if self.kind == "llama3" and (self.low_freq_factor is None or self.high_freq_factor is None):
             raise PacelineError("rope type 'llama3' needs low_freq_factor and high_freq_factor")
+        if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:  # type: ignore[operator]
+            raise PacelineError(
+                f"rope low_freq_factor {self.low_freq_factor} is not below high_freq_factor {self.high_freq_factor}"
+            )
+
+
+_SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_layers", "num_heads", "num_kv_heads", "head_dim")
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +126,25 @@ class ModelConfig:
             raise PacelineError(
                 f"model family {self.family!r} is not supported", hint=f"supported: {', '.join(FAMILIES)}"
             )
+        for name in _SIZES:
+            require_integer(name, getattr(self, name))
+        for name in ("rms_norm_eps", "embedding_scale", "attention_scale"):
+            require_number(name, getattr(self, name))
+        if self.head_dim % 2:
+            raise PacelineError(f"head_dim is {self.head_dim}, which rotary embeddings cannot halve")
         if self.num_heads % self.num_kv_heads:
             raise PacelineError(f"num_heads {self.num_heads} is not a multiple of num_kv_heads {self.num_kv_heads}")
         if len(self.sliding_windows) != self.num_layers:
             raise PacelineError(f"{len(self.sliding_windows)} layer types are given for {self.num_layers} layers")
         if self.activation not in ("silu", "gelu_tanh"):
             raise PacelineError(f"activation {self.activation!r} is not supported")
+        for window in self.sliding_windows:
+            if window is not None:
+                require_integer("the sliding window", window)
+        for token in self.eos_token_ids:
+            require_integer("the end-of-sequence token", token, 0, self.vocab_size - 1)
+        if self.bos_token_id is not None:
+            require_integer("the begin-of-sequence token", self.bos_token_id, 0, self.vocab_size - 1)
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self), indent=1)
@@ -162,142 +221,3 @@ def _yarn(rope: RopeConfig, frequencies: torch.Tensor, head_dim: int) -> tuple[t
     extrapolation = 1 - ramp
     interpolated, extrapolated = 1.0 / (rope.factor * frequencies), 1.0 / frequencies
     return interpolated * (1 - extrapolation) + extrapolated * extrapolation, float(attention_factor)
-
-
-def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelConfig:
-    """Our description of a Hugging Face `config.json`; its defaults and both rope spellings come from transformers."""
-    raw = _text_config(config)
-    family = _family(raw)
-    _refuse_unknown_rope(raw)
-    from transformers import AutoConfig
-
-    hf = AutoConfig.for_model(**raw)
-    ropes, windows = _ropes(hf, raw), _windows(hf, raw)
-    head_dim = getattr(hf, "head_dim", None) or hf.hidden_size // hf.num_attention_heads
-    gemma = family == "gemma3"
-    if gemma and (hf.final_logit_softcapping or hf.attn_logit_softcapping):
-        raise PacelineError("logit soft-capping is not supported")
-    bias = bool(getattr(hf, "attention_bias", False))
-    return ModelConfig(
-        family=family,
-        vocab_size=hf.vocab_size,
-        hidden_size=hf.hidden_size,
-        intermediate_size=hf.intermediate_size,
-        num_layers=hf.num_hidden_layers,
-        num_heads=hf.num_attention_heads,
-        num_kv_heads=hf.num_key_value_heads or hf.num_attention_heads,
-        head_dim=head_dim,
-        rms_norm_eps=hf.rms_norm_eps,
-        max_context=hf.max_position_embeddings,
-        rope=ropes[0],
-        local_rope=ropes[1],
-        tie_embeddings=bool(hf.tie_word_embeddings),
-        qkv_bias=bias or family == "qwen2",
-        output_bias=bias,
-        mlp_bias=bool(getattr(hf, "mlp_bias", False)),
-        qk_norm=family in ("qwen3", "gemma3"),
-        sandwich_norms=gemma,
-        activation=_activation(hf.hidden_activation if gemma else hf.hidden_act),
-        # transformers keeps the factor in float32 before it takes the weights' precision
-        embedding_scale=float(torch.tensor(hf.hidden_size**0.5)) if gemma else 1.0,
-        attention_scale=(hf.query_pre_attn_scalar if gemma else head_dim) ** -0.5,
-        sliding_windows=windows,
-        bos_token_id=_first(config.get("bos_token_id", raw.get("bos_token_id"))),
-        eos_token_ids=_eos_union(config, raw, generation_config or {}),
-    )
-
-
-def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    raw = dict(config)
-    if "text_config" in raw:
-        text = dict(raw["text_config"])
-        text.setdefault("tie_word_embeddings", raw.get("tie_word_embeddings", True))
-        return text
-    return raw
-
-
-def _family(raw: Mapping[str, Any]) -> str:
-    model_type = raw.get("model_type")
-    if model_type is None:
-        raise PacelineError("config.json has no model_type", hint="is this a language model's folder?")
-    family = "gemma3" if model_type in ("gemma3_text", "gemma3") else str(model_type)
-    if family not in FAMILIES:
-        raise PacelineError(f"model type {model_type!r} is not supported", hint=f"supported: {', '.join(FAMILIES)}")
-    return family
-
-
-def _refuse_unknown_rope(raw: Mapping[str, Any]) -> None:
-    for key in ("rope_scaling", "rope_parameters"):
-        scaling = raw.get(key)
-        if not isinstance(scaling, Mapping):
-            continue
-        per_layer_type = [value for value in scaling.values() if isinstance(value, Mapping)]
-        for entry in per_layer_type or [scaling]:
-            kind = entry.get("rope_type", entry.get("type", "default"))
-            if kind not in ROPE_KINDS:
-                raise PacelineError(f"rope type {kind!r} is not supported", hint=f"supported: {', '.join(ROPE_KINDS)}")
-            if entry.get("partial_rotary_factor", 1.0) != 1.0:
-                raise PacelineError("a partial rotary embedding is not supported")
-
-
-def _ropes(hf: Any, raw: Mapping[str, Any]) -> tuple[RopeConfig, RopeConfig | None]:
-    parameters = hf.rope_parameters
-    if "full_attention" in parameters:
-        return _rope(parameters["full_attention"], hf), _rope(parameters["sliding_attention"], hf)
-    return _rope(parameters, hf), None
-
-
-def _rope(parameters: Mapping[str, Any], hf: Any) -> RopeConfig:
-    kind = parameters.get("rope_type", "default")
-    original = parameters.get("original_max_position_embeddings")
-    factor = parameters.get("factor")
-    if kind == "yarn" and factor is None and original:
-        factor = hf.max_position_embeddings / original
-    return RopeConfig(
-        theta=float(parameters["rope_theta"]),
-        kind=kind,
-        factor=1.0 if factor is None else float(factor),
-        original_max_position=original or (hf.max_position_embeddings if kind in ("yarn", "llama3") else None),
-        low_freq_factor=parameters.get("low_freq_factor"),
-        high_freq_factor=parameters.get("high_freq_factor"),
-        beta_fast=parameters.get("beta_fast") or 32.0,
-        beta_slow=parameters.get("beta_slow") or 1.0,
-        attention_factor=parameters.get("attention_factor", parameters.get("attn_factor")),
-        mscale=parameters.get("mscale"),
-        mscale_all_dim=parameters.get("mscale_all_dim"),
-        truncate=bool(parameters.get("truncate", True)),
-    )
-
-
-def _windows(hf: Any, raw: Mapping[str, Any]) -> tuple[int | None, ...]:
-    window: int | None = getattr(hf, "sliding_window", None)
-    layer_types = getattr(hf, "layer_types", None)
-    if layer_types is None:
-        return (window if hf.model_type == "mistral" else None,) * int(hf.num_hidden_layers)
-    unknown = set(layer_types) - {"full_attention", "sliding_attention"}
-    if unknown:
-        raise PacelineError(f"layer type {sorted(unknown)[0]!r} is not supported")
-    return tuple(window if kind == "sliding_attention" else None for kind in layer_types)
-
-
-def _activation(name: str) -> str:
-    known = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh"}
-    if name not in known:
-        raise PacelineError(f"activation {name!r} is not supported", hint=f"supported: {', '.join(known)}")
-    return known[name]
-
-
-def _first(value: Any) -> int | None:
-    first = value[0] if isinstance(value, list) else value
-    return None if first is None else int(first)
-
-
-def _eos_union(*configs: Mapping[str, Any]) -> tuple[int, ...]:
-    """Every end-of-sequence id that any of the files names: a chat model may use one that the other omits."""
-    ids: dict[int, None] = {}
-    for config in configs:
-        value = config.get("eos_token_id")
-        for token in value if isinstance(value, list) else [value]:
-            if token is not None:
-                ids[int(token)] = None
-    return tuple(ids)

@@ -14,6 +14,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.models.gguf_header import REDOWNLOAD, TensorInfo, parse_header
+from paceline.models.gguf_metadata import Metadata
 
 CHUNK_ELEMENTS = 1 << 18  # dequantised at a time, small enough for a core's cache
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -87,7 +88,7 @@ def open_gguf(path: str | Path) -> GgufFile:
     """
     path = Path(path)
     first = parse_header(path, 0)
-    count = int(first.metadata.get("split.count", 1))
+    count = Metadata(path, first.metadata, "split.").whole("count") or 1
     if count <= 1:
         return GgufFile((path,), first.metadata, first.tensors)
     paths = _split_paths(path, count)

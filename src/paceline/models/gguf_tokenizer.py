@@ -6,8 +6,8 @@ Rules: llama.cpp `src/llama-vocab.cpp`; the patterns are those of the models' ow
 llama.cpp quotes beside its adaptations.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 
 from paceline.errors import PacelineError
 from paceline.models.gguf import GgufFile
+from paceline.models.gguf_metadata import Metadata
 from paceline.models.tokenizer import Tokenizer, TokenizerInfo
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
@@ -92,10 +93,13 @@ class _Vocabulary:
     """The `tokenizer.*` metadata, checked."""
 
     def __init__(self, file: GgufFile) -> None:
-        self.path, self.metadata = file.parts[0], file.metadata
-        self.model = self._required("model")
-        self.tokens: list[str] = self._required("tokens")
-        self.types: Sequence[int] = self.get("token_type") or [NORMAL] * len(self.tokens)
+        self.keys = Metadata(file.parts[0], file.metadata, "tokenizer.ggml.")
+        self.path = self.keys.path
+        self.model: str = self.keys.required("model", self.keys.text("model"))
+        self.tokens: list[str] = self.keys.required("tokens", self.keys.texts("tokens"))
+        self.types = self.keys.wholes("token_type") or [NORMAL] * len(self.tokens)
+        if strange := set(self.types) - set(range(BYTE + 1)):
+            raise PacelineError(f"{self.path}: token type {min(strange)} is not known")
         if len(self.types) != len(self.tokens):
             raise PacelineError(f"{self.path}: {len(self.tokens)} tokens, but {len(self.types)} token types")
         self.ids = {token: index for index, token in enumerate(self.tokens)}
@@ -106,15 +110,12 @@ class _Vocabulary:
             self.tokens = [self._spelled(index) for index in range(len(self.tokens))]
             self.ids = {token: index for index, token in enumerate(self.tokens)}
 
-    def get(self, key: str) -> Any:
-        return self.metadata.get(f"tokenizer.ggml.{key}")
-
     def token(self, key: str) -> str | None:
         index = self.token_id(key)
         return None if index is None else self.tokens[index]
 
     def token_id(self, key: str) -> int | None:
-        index: int | None = self.get(f"{key}_token_id")
+        index = self.keys.whole(f"{key}_token_id")
         if index is not None and not 0 <= index < len(self.tokens):
             raise PacelineError(f"{self.path}: {key}_token_id is {index}, the vocabulary has {len(self.tokens)} tokens")
         return index
@@ -126,15 +127,9 @@ class _Vocabulary:
         indent = self.types[index] == USER_DEFINED and not token.strip(" ") and marked not in self.ids
         return marked if indent else token
 
-    def _required(self, key: str) -> Any:
-        value = self.get(key)
-        if not value:
-            raise PacelineError(f"{self.path}: metadata key 'tokenizer.ggml.{key}' is missing")
-        return value
-
 
 def _pre_tokenizer(vocabulary: _Vocabulary) -> PreTokenizer:
-    name = vocabulary.get("pre")
+    name = vocabulary.keys.text("pre")
     if name not in PRE_TOKENIZERS:
         said = "is missing" if name is None else f"is {name!r}, which is not known"
         raise PacelineError(
@@ -146,11 +141,8 @@ def _pre_tokenizer(vocabulary: _Vocabulary) -> PreTokenizer:
 
 
 def _byte_level(vocabulary: _Vocabulary, pre: PreTokenizer) -> Backend:
-    merges = vocabulary.get("merges")
-    if merges is None:
-        raise PacelineError(f"{vocabulary.path}: metadata key 'tokenizer.ggml.merges' is missing")
     pairs = []
-    for merge in merges:
+    for merge in vocabulary.keys.required("merges", vocabulary.keys.texts("merges")):
         left, _, right = merge.partition(" ")
         pairs.append((left, right))
     backend = _bpe(vocabulary, pairs, ignore_merges=pre.ignore_merges)
@@ -168,7 +160,7 @@ def _byte_level(vocabulary: _Vocabulary, pre: PreTokenizer) -> Backend:
 def _sentencepiece(vocabulary: _Vocabulary) -> Backend:
     """SentencePiece's BPE (Llama 2, Mistral 7B, Gemma): "▁" for spaces, bytes for unknown characters."""
     for key in ("precompiled_charsmap", "remove_extra_whitespaces"):
-        if vocabulary.get(key):
+        if vocabulary.keys.get(key):
             raise PacelineError(f"{vocabulary.path}: 'tokenizer.ggml.{key}' is not supported")
     backend = _bpe(
         vocabulary,
@@ -177,7 +169,7 @@ def _sentencepiece(vocabulary: _Vocabulary) -> Backend:
         fuse_unk=True,
         byte_fallback=BYTE in vocabulary.types,
     )
-    prefix_space = vocabulary.get("add_space_prefix") is not False
+    prefix_space = vocabulary.keys.flag("add_space_prefix") is not False
     space = normalizers.Replace(" ", "▁")
     backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), space]) if prefix_space else space
     steps: list[Any] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
@@ -200,7 +192,7 @@ def _merges_from_scores(vocabulary: _Vocabulary) -> list[tuple[str, str]]:
     Runs of "▁" come before all and grow from the left, which makes them the longest match that SentencePiece
     takes for user-defined pieces. Within a piece, pairs are ordered as by transformers' `generate_merges`.
     """
-    tokens, ids, scores = vocabulary.tokens, vocabulary.ids, vocabulary.get("scores")
+    tokens, ids, scores = vocabulary.tokens, vocabulary.ids, vocabulary.keys.reals("scores")
     if scores is None or len(scores) != len(tokens):
         count = "no" if scores is None else len(scores)
         raise PacelineError(f"{vocabulary.path}: {len(tokens)} tokens, but {count} scores")
@@ -237,18 +229,19 @@ def _info(vocabulary: _Vocabulary, adds_bos: bool, model_name: str) -> Tokenizer
     named = {name: vocabulary.token(name) for name in ("bos", "eos", "unknown", "padding")}
     variables = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
     bos, eos = vocabulary.token_id("bos"), vocabulary.token_id("eos")
-    if (said := vocabulary.get("add_bos_token")) is not None:
-        adds_bos = bool(said)
-    templates = {"default": vocabulary.metadata.get("tokenizer.chat_template")}
-    for name in vocabulary.metadata.get("tokenizer.chat_templates", []):
-        templates[name] = vocabulary.metadata.get(f"tokenizer.chat_template.{name}")
+    if (said := vocabulary.keys.flag("add_bos_token")) is not None:
+        adds_bos = said
+    chat = replace(vocabulary.keys, prefix="tokenizer.")
+    templates = {"default": chat.text("chat_template")}
+    for name in chat.texts("chat_templates") or []:
+        templates[name] = chat.text(f"chat_template.{name}")
     return TokenizerInfo(
         model_name=model_name,
         vocab_size=len(vocabulary.tokens),
         bos_id=bos,
         eos_id=eos,
         prefix_ids=(bos,) if adds_bos and bos is not None else (),
-        suffix_ids=(eos,) if vocabulary.get("add_eos_token") and eos is not None else (),
+        suffix_ids=(eos,) if vocabulary.keys.flag("add_eos_token") and eos is not None else (),
         chat_templates={name: text for name, text in templates.items() if text},
         special_tokens={variables[name]: token for name, token in named.items() if token is not None},
     )

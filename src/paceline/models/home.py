@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +93,13 @@ def folder_size(folder: Path) -> int:
 def write_json(path: Path, value: Any) -> None:
     """Write `value` so that a reader sees the old file or the new one, never a part of it."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(json.dumps(value, indent=1) + "\n")
-    partial.replace(path)
+    try:
+        partial.write_text(json.dumps(value, indent=1) + "\n")
+        partial.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
 
 
 def _hash_record(path: Path) -> Path:
@@ -122,7 +127,8 @@ def remember_hash(path: Path, sha256: str) -> None:
 
 
 def forget_hash(path: Path) -> None:
-    _hash_record(path).unlink(missing_ok=True)
+    with suppress(OSError):  # a record that stays is checked against the file before it is believed
+        _hash_record(path).unlink(missing_ok=True)
 
 
 def known_sha256(path: Path) -> str | None:

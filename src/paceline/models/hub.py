@@ -2,14 +2,15 @@
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.errors import PacelineError
 from paceline.models.home import Progress
 
-PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+WITHOUT_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model", "*.txt")
+PATTERNS = (*WITHOUT_WEIGHTS, "*.safetensors")
 _ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[^:@\s]+))?(:(?P<file>[^:\s]+\.gguf))?(@(?P<late>[^:@\s]+))?"
 )
@@ -34,15 +35,15 @@ class HubId:
     def __str__(self) -> str:
         return self.repo + (f"@{self.revision}" if self.revision else "") + (f":{self.file}" if self.file else "")
 
-    def fetch(self) -> Path:
-        """The snapshot's folder, or the one GGUF file if the id names it; downloads what is missing."""
+    def fetch(self, patterns: Sequence[str] = PATTERNS) -> Path:
+        """The snapshot's folder, or the one GGUF file if the id names it; downloads what is missing of `patterns`."""
         from huggingface_hub import hf_hub_download, snapshot_download
 
         if self.file is not None:
             file = self.file
             return Path(_call(self, lambda: hf_hub_download(self.repo, file, revision=self.revision)))
         folder = Path(
-            _call(self, lambda: snapshot_download(self.repo, revision=self.revision, allow_patterns=PATTERNS))
+            _call(self, lambda: snapshot_download(self.repo, revision=self.revision, allow_patterns=list(patterns)))
         )
         if not any(folder.glob("*.safetensors")) and not (folder / "config.json").exists():
             raise PacelineError(

@@ -92,8 +92,14 @@ def stored_as(name: str) -> Stored:
 
 
 def delete_folder(folder: Path) -> None:
-    """Delete `folder`, if there is one, and what is remembered of its files."""
+    """Delete `folder`, if there is one, and what is remembered of its files. Raises PacelineError if it cannot."""
     for path in folder.rglob("*"):
         forget_hash(path)
-    if folder.exists():
-        shutil.rmtree(folder)
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise PacelineError(
+            f"cannot delete {error.filename or folder}: {error.strerror or error}",
+            hint="you need the right to write to it, and no other process may be using it",
+        ) from error

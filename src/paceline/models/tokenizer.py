@@ -129,6 +129,11 @@ class Tokenizer:
         return Tokenizer.from_transformers(hf, model_name or folder.name, str(folder))
 
     @staticmethod
+    def of_hf_folder(folder: Path) -> "Tokenizer | None":
+        """As `from_hf_folder`; None for a folder without tokenizer files."""
+        return Tokenizer.from_hf_folder(folder) if any((folder / name).exists() for name in _HF_FILES) else None
+
+    @staticmethod
     def from_transformers(hf: Any, model_name: str, where: str | None = None) -> "Tokenizer":
         """From transformers' own (fast) tokenizer; the two share nothing that changes."""
         where = where or model_name

