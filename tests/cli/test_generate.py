@@ -3,19 +3,18 @@
 import io
 import json
 import shutil
+import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from paceline.cli import generation
-from paceline.cli.generate import METHOD_NAMES
 from paceline.cli.main import main
-from paceline.decode import Step
-from paceline.drafters.base import METHODS
+from paceline.engine.engine import Engine
+from paceline.models import load
 
 CONTEXT = 512  # positions of the tiny model
 TEXT = "one two three one two three"
@@ -161,10 +160,10 @@ def test_the_stream_is_the_text(generate: Callable[..., Any], as_json: Callable[
 
 
 def test_a_seed_is_drawn_and_shown(as_json: Callable[..., Any], generate: Callable[..., Any]) -> None:
-    first, second = (as_json(TEXT, "--max-tokens", "30") for _ in range(2))
+    first, second = (as_json(TEXT, "--temperature", "1", "--max-tokens", "30") for _ in range(2))
     assert first["seed"] != second["seed"]
     assert first["token_ids"] != second["token_ids"]  # thirty tokens at T = 1 from a random model
-    again = as_json(TEXT, "--max-tokens", "30", "--seed", str(first["seed"]))
+    again = as_json(TEXT, "--temperature", "1", "--max-tokens", "30", "--seed", str(first["seed"]))
     assert again["token_ids"] == first["token_ids"]
 
 
@@ -242,77 +241,232 @@ def test_the_prompt_may_come_from_a_file_or_a_pipe(
         assert (answer["text"], answer["usage"]) == (expected["text"], expected["usage"])
 
 
+def interrupt_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while the engine makes its step of that number."""
+    inner, count = Engine.step, 0
+
+    def step(self: Engine) -> Any:
+        nonlocal count
+        count += 1
+        if count == steps:
+            signal.raise_signal(signal.SIGINT)
+        return inner(self)
+
+    monkeypatch.setattr(Engine, "step", step)
+
+
+@pytest.fixture
+def ctrl_c_works() -> Any:
+    """A shell starts background jobs with the signal ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("options", [[], ["--json"], ["--stats"]])
 def test_ctrl_c_keeps_the_text_so_far(
-    options: list[str], generate: Callable[..., Any], tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+    options: list[str],
+    generate: Callable[..., Any],
+    as_json: Callable[..., Any],
+    ctrl_c_works: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ids = hf_tokenizer(tiny_llama_dir)("one twoé")["input_ids"][:-1]  # half of the é has come
-
-    def interrupted(*args: Any, **kwargs: Any) -> Iterator[Step]:
-        yield Step(tuple(ids[:4]), 0, 0, None)
-        yield Step(tuple(ids[4:]), 3, 3, None)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(generation, "decode", interrupted)
-    status, out, err = generate(TEXT, *options)
+    common = (TEXT, "--method", "none", "--seed", "4")
+    expected = as_json(*common, "--max-tokens", "8")
+    interrupt_after(9, monkeypatch)  # one for the prompt, eight tokens
+    status, out, err = generate(*common, *options)
     assert status == 130
     assert err.splitlines()[-1] == "interrupted after 8 tokens"
     if options == ["--json"]:
         answer = json.loads(out)
         assert answer["finish_reason"] == "interrupted"
-        assert answer["text"] == "one two\ufffd"
+        assert answer["token_ids"] == expected["token_ids"]
+        assert answer["text"] == expected["text"]
         assert answer["usage"]["completion_tokens"] == 8
-        assert answer["metrics"]["speculative_decoding"]["num_spec_steps"] == 2
+        assert answer["metrics"]["speculative_decoding"]["num_spec_steps"] == 8
     else:
-        assert out == "one two\ufffd\n"
+        assert out == expected["text"] + "\n"
     if options == ["--stats"]:
-        assert "2 passes · interrupted" in err.splitlines()[-2]
+        assert "8 passes · interrupted" in err.splitlines()[-2]
 
 
-def test_the_help_names_every_method() -> None:
-    """The command line must not import the registry, which needs torch, to name its methods."""
-    assert set(METHOD_NAMES) == set(METHODS) - {"composite"}
+def test_ctrl_c_in_the_prompt_is_no_decoding_time(
+    generate: Callable[..., Any], ctrl_c_works: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(1, monkeypatch)
+    status, out, _ = generate("a" * 300, "--raw", "--json")
+    timings = json.loads(out)["timings"]
+    assert status == 130
+    assert timings["prefill_s"] > 0
+    assert timings["decode_s"] == timings["tokens_per_second"] == 0
+
+
+def test_a_second_ctrl_c_does_not_wait(
+    generate: Callable[..., Any], ctrl_c_works: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(self: Engine) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it waited for the pass")
+
+    monkeypatch.setattr(Engine, "step", step)
+    status, out, err = generate(TEXT)
+    assert (status, out) == (130, "")
+    assert err.splitlines()[-1] == "interrupted"
+
+
+def test_plain_decoding_has_no_statistics_of_speculation(generate: Callable[..., Any]) -> None:
+    for options in (["--method", "none"], ["--num-draft-tokens", "0"]):
+        _, _, err = generate(TEXT, "--max-tokens", "1", "--ignore-eos", "--stats", *options)
+        banner, line = err.splitlines()[-2:]
+        assert line.startswith("1 token · ") and line.endswith(" tokens/s · 1 pass · length")
+        assert "accept" not in line and "draft" not in line
+        assert "method: none" in banner
+        assert "cpu (1 thread)" in banner
+
+
+def test_nothing_drafted_is_said(generate: Callable[..., Any]) -> None:
+    _, _, err = generate("a", "--raw", "--max-tokens", "1", "--method", "ngram", "--stats")
+    assert "nothing drafted" in err.splitlines()[-1]
+
+
+def test_greedy_unless_something_asks_for_sampling(as_json: Callable[..., Any], generate: Callable[..., Any]) -> None:
+    greedy = as_json(TEXT, "--max-tokens", "20", "--temperature", "0")
+    assert as_json(TEXT, "--max-tokens", "20")["token_ids"] == greedy["token_ids"]
+    assert "· greedy" in generate(TEXT, "--max-tokens", "1")[2]
+    sampled = as_json(TEXT, "--max-tokens", "20", "--temperature", "1", "--seed", "6")
+    assert as_json(TEXT, "--max-tokens", "20", "--seed", "6")["token_ids"] == sampled["token_ids"]
+    assert sampled["token_ids"] != greedy["token_ids"]
+    assert "temperature 1 · seed: " in generate(TEXT, "--max-tokens", "1", "--top-p", "0.9")[2]
+
+
+@pytest.mark.parametrize("rule", ["standard", "block"])
+def test_a_rule_is_used(rule: str, as_json: Callable[..., Any], tiny_llama_dir: Path) -> None:
+    """The target as its own drafter, sampled with chance of its own: all is accepted, and other tokens come out."""
+    common = (TEXT, "--seed", "8", "--max-tokens", "24", "--ignore-eos", "--draft-model", str(tiny_llama_dir))
+    answer, coupled = as_json(*common, "--rule", rule), as_json(*common, "--rule", "coupled")
+    assert coupled["token_ids"] == as_json(*common)["token_ids"]
+    assert answer["token_ids"] != coupled["token_ids"]
+    assert answer["metrics"]["speculative_decoding"]["draft_acceptance_rate"] == 1
+
+
+def test_penalties_reach_the_request(as_json: Callable[..., Any]) -> None:
+    common = (TEXT, "--max-tokens", "24", "--ignore-eos")
+    plain = as_json(*common)["token_ids"]
+    for option in ("--presence-penalty", "--frequency-penalty", "--repetition-penalty"):
+        assert as_json(*common, option, "2")["token_ids"] != plain, option
+
+
+def test_min_tokens_and_ignore_eos(as_json: Callable[..., Any]) -> None:
+    """A seed whose answer ends of itself: found, not assumed."""
+    common = ("--raw", TEXT, "--max-tokens", "40", "--method", "none")
+    for seed in range(200):
+        short = as_json(*common, "--seed", str(seed))
+        if short["finish_reason"] == "stop":
+            break
+    else:
+        pytest.fail("no answer ended of itself")
+    count = short["usage"]["completion_tokens"]
+    longer = as_json(*common, "--seed", str(seed), "--min-tokens", str(count))
+    assert longer["usage"]["completion_tokens"] > count
+    assert longer["token_ids"][: count - 1] == short["token_ids"][:-1]
+    assert as_json(*common, "--seed", str(seed), "--ignore-eos")["finish_reason"] == "length"
+
+
+def test_logprobs_are_those_of_transformers(as_json: Callable[..., Any], tiny_llama_dir: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    answer = as_json(TEXT, "--raw", "--max-tokens", "6", "--dtype", "fp32", "--logprobs", "3", "--ignore-eos")
+    prompt = hf_tokenizer(tiny_llama_dir)(TEXT)["input_ids"]
+    with torch.no_grad():
+        logits = AutoModelForCausalLM.from_pretrained(tiny_llama_dir)(
+            torch.tensor([[*prompt, *answer["token_ids"]]])
+        ).logits[0, len(prompt) - 1 : -1]
+    expected = logits.double().log_softmax(-1)
+    assert len(answer["logprobs"]) == 6
+    for row, position, token in zip(expected, answer["logprobs"], answer["token_ids"], strict=True):
+        assert position["token_id"] == token
+        assert position["token"] == hf_tokenizer(tiny_llama_dir).decode([token])
+        assert position["logprob"] == pytest.approx(float(row[token]), abs=1e-4)
+        assert [top["token_id"] for top in position["top"]] == row.topk(3).indices.tolist()
+        assert [top["rank"] for top in position["top"]] == [1, 2, 3]
+
+
+def test_a_notice_said_twice_is_shown_once(generate: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = load.resolve
+
+    def twice(*args: Any) -> Any:
+        for _ in range(2):
+            load.log.warning("prepared weights of %s are damaged", "x")
+        return inner(*args)
+
+    import logging
+
+    monkeypatch.setattr(load, "log", logging.getLogger("paceline.models.store"), raising=False)
+    monkeypatch.setattr(load, "resolve", twice)
+    _, _, err = generate(TEXT, "--max-tokens", "1")
+    assert err.count("damaged") == 1
+    assert "warning: prepared weights of x are damaged\n" in err
 
 
 BAD = [
     (["", "--raw"], "the prompt is empty"),
     (["  \n"], "the prompt is empty"),
-    ([TEXT, "--max-tokens", "0"], "max_tokens is 0"),
-    ([TEXT, "--max-tokens", "-3"], "max_tokens is -3"),
+    ([TEXT, "--max-tokens", "0"], "--max-tokens is 0"),
+    ([TEXT, "--max-tokens", "-3"], "--max-tokens is -3"),
+    ([TEXT, "--min-tokens", "-1"], "--min-tokens is -1"),
+    ([TEXT, "--min-tokens", "300"], "--min-tokens is 300 but --max-tokens is 256"),
     ([TEXT, "--num-draft-tokens", "-1"], "--num-draft-tokens is -1"),
     ([TEXT, "--num-draft-tokens", "129"], "--num-draft-tokens is 129"),
-    ([TEXT, "--temperature", "-1"], "temperature is -1"),
-    ([TEXT, "--temperature", "nan"], "temperature is nan"),
-    ([TEXT, "--top-p", "0"], "top_p is 0"),
-    ([TEXT, "--top-p", "1.5"], "top_p is 1.5"),
-    ([TEXT, "--top-k", "-2"], "top_k is -2"),
-    ([TEXT, "--min-p", "2"], "min_p is 2"),
-    ([TEXT, "--seed", "-1"], "seed is -1"),
-    ([TEXT, "--stop", ""], "stop"),
+    ([TEXT, "--temperature", "-1"], "--temperature is -1"),
+    ([TEXT, "--temperature", "nan"], "--temperature is nan"),
+    ([TEXT, "--top-p", "0"], "--top-p is 0"),
+    ([TEXT, "--top-p", "1.5"], "--top-p is 1.5"),
+    ([TEXT, "--top-k", "-2"], "--top-k is -2"),
+    ([TEXT, "--min-p", "2"], "--min-p is 2"),
+    ([TEXT, "--temperature", "0", "--top-p", "0.9"], "--top-p 0.9 contradicts --temperature 0"),
+    ([TEXT, "--temperature", "0", "--min-p", "0.1"], "--min-p 0.1 contradicts --temperature 0"),
+    ([TEXT, "--presence-penalty", "3"], "--presence-penalty is 3"),
+    ([TEXT, "--frequency-penalty", "-3"], "--frequency-penalty is -3"),
+    ([TEXT, "--repetition-penalty", "0"], "--repetition-penalty is 0"),
+    ([TEXT, "--seed", "-1"], "--seed is -1"),
+    ([TEXT, "--stop", ""], "--stop holds ''"),
+    ([TEXT, "--logprobs", "3"], "--logprobs 3 needs --json"),
+    ([TEXT, "--logprobs", "-1", "--json"], "--logprobs is -1"),
+    ([TEXT, "--logprobs", "100000", "--json"], "--logprobs is 100000"),
     ([TEXT, "--method", "ngrm"], "unknown method 'ngrm'"),
+    ([TEXT, "--method", "composite"], "unknown method 'composite'"),
     ([TEXT, "--method", "suffix,ngrm"], "unknown method 'ngrm'"),
     ([TEXT, "--method", "suffix,none"], "none"),
     ([TEXT, "--method", "suffix", "--draft-model", "smollm2-135m"], "contradicts --method suffix"),
     ([TEXT, "--method", "draft_model"], "needs a draft model"),
     ([TEXT, "--method", "ngram", "--draft-model", "smollm2-135m"], "contradicts --method ngram"),
     ([TEXT, "--method", "none", "--num-draft-tokens", "3"], "contradicts --method none"),
+    ([TEXT, "-k", "0", "--draft-model", "smollm2-135m"], "contradicts --num-draft-tokens 0"),
+    ([TEXT, "--rule", "typical"], "--rule typical is unknown"),
     ([TEXT, "--raw", "--system", "x"], "--system contradicts --raw"),
     ([TEXT, "--file", "prompt.txt"], "two prompts"),
-    (["--file", "no-such-file.txt"], "no-such-file.txt"),
+    (["--file", "no-such-file.txt"], "--file no-such-file.txt: No such file"),
+    (["--file", "."], "--file .: Is a directory"),
     ([TEXT, "--threads", "0"], "--threads is 0"),
-    ([TEXT, "--dtype", "int3"], "int3"),
-    ([TEXT, "--device", "abacus"], "abacus"),
-    ([TEXT, "--max-context", "100000"], f"{CONTEXT}"),
-    ([TEXT, "--max-context", "0"], "0"),
+    ([TEXT, "--threads", str(10**30)], "--threads is 1000"),
+    ([TEXT, "--dtype", "int3"], "--dtype int3"),
+    ([TEXT, "--device", "abacus"], "--device abacus"),
+    ([TEXT, "--device", "cpu:7"], "--device cpu:7"),
+    ([TEXT, "--device", "cuda:99"], "--device cuda:99 is not available"),
+    ([TEXT, "--max-context", "100000"], "--max-context 100000"),
+    ([TEXT, "--max-context", "0"], "--max-context is 0"),
     ([TEXT * 30, "--max-context", "64"], "64"),
     ([TEXT * 30], f"{CONTEXT}"),
+    ([TEXT, "--model", ""], "--model is empty"),
+    ([TEXT, "--draft-model", " "], "--draft-model is empty"),
     ([TEXT, "--draft-model", "no/such/folder"], "no/such/folder"),
     (["\udcff"], "not UTF-8"),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "culprit"), BAD, ids=lambda value: value if isinstance(value, str) else "")
-def test_bad_input_is_one_line_and_nothing_else(
+def test_bad_input_is_one_line_and_a_hint_and_nothing_else(
     arguments: list[str], culprit: str, generate: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_pass(*args: Any, **kwargs: Any) -> None:
@@ -322,9 +476,12 @@ def test_bad_input_is_one_line_and_nothing_else(
     status, out, err = generate(*arguments)
     assert status == 1
     assert out == ""
-    errors = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1 and culprit in errors[0]
-    assert "Traceback" not in err
+    error, hint = err.splitlines()[-2:]
+    assert error.startswith("error: ") and culprit in error
+    assert hint.startswith("hint: ")
+    assert err.count("error: ") == 1 and "Traceback" not in err
+    parameters = ("max_tokens", "min_tokens", "top_p", "top_k", "min_p", "_penalty", "max_context", "num_")
+    assert not any(name in err for name in parameters)
 
 
 def test_a_prompt_beyond_the_context_gives_both_numbers(generate: Callable[..., Any]) -> None:

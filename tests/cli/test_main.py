@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from paceline import __version__
+from paceline.cli import dispatch
 from paceline.cli import main as cli
 from paceline.errors import PacelineError
 
@@ -33,8 +34,8 @@ def verb(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], int]], Calla
         module = types.ModuleType("boom")
         module.add_parser = lambda subparsers: subparsers.add_parser("boom")
         module.run = lambda args: action()
-        monkeypatch.setitem(sys.modules, "boom", module)
-        monkeypatch.setattr(cli, "COMMANDS", (*cli.COMMANDS, cli.Command("boom", "boom", "raises")))
+        monkeypatch.setitem(sys.modules, "paceline.cli.boom", module)
+        monkeypatch.setitem(cli.COMMANDS, "boom", "raises")
         return lambda: cli.main(["boom"])
 
     return install
@@ -55,8 +56,8 @@ def test_version() -> None:
 def test_help_lists_every_command() -> None:
     result = run("--help")
     assert result.returncode == 0 and result.stderr == ""
-    for command in cli.COMMANDS:
-        assert command.name in result.stdout and command.help in result.stdout
+    for name, help_line in cli.COMMANDS.items():
+        assert name in result.stdout and help_line in result.stdout
 
 
 def test_help_answers_at_once() -> None:
@@ -73,7 +74,29 @@ def test_help_answers_at_once() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--help"], ["--version"], *([c.name, "--help"] for c in cli.COMMANDS), ["generate", ""], ["genrate"]],
+    [
+        ["--help"],
+        ["--version"],
+        *([name, "--help"] for name in cli.COMMANDS),
+        ["genrate"],
+        *(
+            [verb, *rest]
+            for verb in ("generate", "chat")
+            for rest in (
+                ["--method", "ngrm"],
+                ["--rule", "best"],
+                ["--dtype", "int3"],
+                ["--device", "cpu:7"],
+                ["--threads", "1000000000000"],
+                ["--model", ""],
+                ["--max-tokens", "0"],
+                ["--max-context", "0"],
+                ["-k", "0", "--draft-model", "x"],
+            )
+        ),
+        ["generate", ""],
+        ["generate", "--logprobs", "3", "hi"],
+    ],
     ids=" ".join,
 )
 def test_nothing_heavy_is_imported(arguments: Sequence[str]) -> None:
@@ -86,12 +109,12 @@ def test_nothing_heavy_is_imported(arguments: Sequence[str]) -> None:
     assert result.stderr.splitlines()[-1] == "[]"
 
 
-@pytest.mark.parametrize("command", cli.COMMANDS, ids=lambda command: command.name)
-def test_every_command_adds_its_own_parser(command: cli.Command) -> None:
-    subparsers = cli.Parser(prog="paceline").add_subparsers()
-    module = importlib.import_module(command.module)
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_adds_its_own_parser(name: str) -> None:
+    subparsers = dispatch.Parser(prog="paceline").add_subparsers()
+    module = importlib.import_module(f"paceline.cli.{name}")
     module.add_parser(subparsers)
-    assert list(subparsers.choices) == [command.name]
+    assert list(subparsers.choices) == [name]
     assert callable(module.run)
 
 
@@ -99,7 +122,7 @@ def test_every_command_adds_its_own_parser(command: cli.Command) -> None:
     ("arguments", "error", "hint"),
     [
         (["genrate"], "unknown command 'genrate'", "did you mean `paceline generate`?"),
-        (["xyzzy"], "unknown command 'xyzzy'", "the commands are generate, pull, models"),
+        (["xyzzy"], "unknown command 'xyzzy'", "the commands are generate, chat, pull, models"),
         (
             ["generate", "hi", "--temperatur", "1"],
             "unknown option --temperatur",
@@ -111,6 +134,8 @@ def test_every_command_adds_its_own_parser(command: cli.Command) -> None:
         (["generate", "hi", "--top-p", "x"], "argument --top-p: invalid float value: 'x'", "--help"),
         (["generate", "--stop"], "argument --stop: expected one argument", "--help"),
         (["--verbose"], "COMMAND", "--help"),
+        (["--json", "generate", "hi"], "option --json stands before the command", "`paceline generate --json …`"),
+        (["--model", "x", "chat"], "option --model stands before the command", "`paceline chat --model …`"),
     ],
 )
 def test_a_usage_error_is_one_line_and_a_hint(
@@ -176,6 +201,51 @@ def test_interrupt(verb: Callable, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "interrupted\n"
 
 
+def test_an_interrupt_in_another_errors_clothes(verb: Callable, capsys: pytest.CaptureFixture[str]) -> None:
+    """An extension module that is interrupted while it is imported may say so in its own way."""
+
+    def action() -> int:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            raise ImportError("initialization failed")  # noqa: B904
+
+    assert verb(action)() == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+@pytest.mark.parametrize("module", ["argparse", "paceline.cli.generate", "paceline.core.params", "torch"])
+def test_ctrl_c_in_the_first_moments(module: str) -> None:
+    """It comes while `module` is being imported."""
+    code = (
+        "import builtins, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "real = builtins.__import__\n"
+        "def hooked(name, *rest):\n"
+        f"    if name == {module!r} or rest[2] and name + '.' + rest[2][0] == {module!r}: signal.raise_signal(2)\n"
+        "    return real(name, *rest)\n"
+        "sys.argv[1:] = ['generate', 'hi']\n"
+        "from paceline.cli.main import main\n"  # the console script's own line
+        "import importlib\n"
+        "inner = importlib.import_module\n"
+        "importlib.import_module = lambda name: hooked(name, None, None, ()) and inner(name)\n"
+        "builtins.__import__ = hooked\n"
+        "sys.exit(main())"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "interrupted\n")
+
+
+def test_the_entry_point_imports_next_to_nothing() -> None:
+    """What it imports cannot be interrupted quietly."""
+    code = (
+        "import sys; sys.modules.pop('argparse', None)\n"
+        "import paceline.cli.main\n"
+        "print(sorted({'argparse', 'dataclasses', 'difflib', 'inspect', 'traceback'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "[]\n"
+
+
 def test_ctrl_c_while_waiting_for_input() -> None:
     code = (
         "import signal, sys, types\n"
@@ -204,8 +274,8 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     read, write = os.pipe()
     os.close(read)
     code = (
-        "import sys, paceline.cli.main as cli\n"
-        "cli.dispatch = lambda arguments: print('x' * 100_000) or 0\n"
+        "import sys, paceline.cli.dispatch as dispatch, paceline.cli.main as cli\n"
+        "dispatch.dispatch = lambda arguments: print('x' * 100_000) or 0\n"
         "sys.exit(cli.main([]))"
     )
     result = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True)
@@ -221,7 +291,7 @@ def test_the_console_script_is_main() -> None:
 
 
 def test_an_option_is_never_guessed_from_its_beginning() -> None:
-    parser = cli.Parser(prog="paceline")
+    parser = dispatch.Parser(prog="paceline")
     parser.add_argument("--temperature")
     assert parser.parse_known_args(["--temp", "1"]) == (argparse.Namespace(temperature=None), ["--temp", "1"])
 

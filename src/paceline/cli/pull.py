@@ -1,4 +1,4 @@
-"""`paceline pull NAME`: download a model of the catalog or the Hub, resuming an unfinished download."""
+"""`paceline pull NAME`: download a model of the catalog or the Hub."""
 
 import argparse
 import sys
@@ -9,7 +9,8 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "pull",
         help="download a model",
-        description="Download a model and print where it lies. A re-run goes on where it stopped.",
+        description="Download a model and print where it lies. A re-run fetches only the files that have not arrived "
+        "whole.",
     )
     parser.add_argument("name", help="a name of `paceline models`, or a Hub id: owner/name[@revision][:file.gguf]")
 

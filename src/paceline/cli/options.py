@@ -1,0 +1,208 @@
+"""Options of every command that runs a model, and the checks that need no model: nothing here imports torch."""
+
+import argparse
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
+from typing import Any
+
+from paceline.core.params import SamplingParams
+from paceline.drafters.config import MAX_DRAFT_TOKENS, SpeculativeConfig
+from paceline.errors import PacelineError
+
+DEFAULTS = SamplingParams()
+# What the registries hold, which themselves would import torch; a test compares.
+METHOD_NAMES = ("none", "ngram", "suffix", "draft_model")
+METHODS_WITH_MODEL = ("draft_model",)
+RULE_NAMES = ("coupled", "standard", "block")
+DTYPE_NAMES = ("auto", "bf16", "fp32", "fp64")
+DTYPE_SPELLINGS = ("bfloat16", "float32", "float64")
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+# Fields of SamplingParams that are options, and what to say to someone who gave a bad value.
+HINTS = {
+    "temperature": "0 takes the likeliest token, 1 samples as the model's own probabilities have it",
+    "top_p": "1 keeps every token, 0.9 the likeliest that make up nine tenths",
+    "top_k": "0 keeps every token, 40 the forty likeliest",
+    "min_p": "0 keeps every token, 0.05 those at least a twentieth as likely as the likeliest",
+    "presence_penalty": "0 is off, -2 to 2 is allowed",
+    "frequency_penalty": "0 is off, -2 to 2 is allowed",
+    "repetition_penalty": "1 is off, above 1 discourages repetition",
+    "seed": "any whole number from 0 to 2^64 - 1, or leave it out to have one drawn",
+    "max_tokens": "give the most tokens that the answer may have, such as 256",
+    "min_tokens": "it may be at most --max-tokens",
+    "stop": "give a text that ends the answer, or leave it out",
+    "ignore_eos": "leave it out to end where the model ends",
+    "logprobs": "0 reports the chosen tokens alone, 5 the five likeliest beside each",
+}
+SAMPLES = ("top_p", "top_k", "min_p", "seed")  # options that ask for sampling
+_UNDERSCORED = "|".join(name for name in (*HINTS, "max_context", "num_speculative_tokens") if "_" in name)
+_PLAIN = "|".join(("device", *(name for name in HINTS if "_" not in name)))
+# A word such as `stop` is a parameter's name only where a message begins with it.
+PARAMETER = re.compile(rf"(?<![\w-])(?:{_UNDERSCORED})(?!\w)|^(?:{_PLAIN})(?= )")
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("model").add_argument
+    where = "a name of `paceline models`, a folder, a GGUF file or a Hub id"
+    add("--model", "-m", default="smollm2-135m", metavar="NAME", help=f"{where} (default: %(default)s)")
+    add("--dtype", default="auto", help="auto (the model's own), bf16, fp32 or fp64 (default: %(default)s)")
+    add("--device", default="auto", help="auto (cuda where there is one), cpu, cuda, cuda:1 … (default: %(default)s)")
+    add("--threads", type=int, metavar="N", help="CPU threads (default: one a core)")
+    add("--max-context", type=int, metavar="N", help="positions to allow (default: the model's own)")
+
+
+def add_speculation_options(parser: argparse.ArgumentParser) -> None:
+    what = "how soon the tokens come; never which, under the default --rule"
+    add = parser.add_argument_group("speculation", what).add_argument
+    default = "default: draft_model where --draft-model is given, else ngram"
+    add("--method", metavar="NAME", help=f"{', '.join(METHOD_NAMES)}; several in order: suffix,draft_model ({default})")
+    add("--draft-model", metavar="NAME", help="a smaller model with the same vocabulary")
+    bounds = f"0 (plain decoding) to {MAX_DRAFT_TOKENS}; default: the method's own"
+    add("--num-draft-tokens", "-k", type=int, metavar="K", help=f"tokens drafted a step, {bounds}")
+    add("--rule", default="coupled", metavar="NAME",
+        help="which drafts stand. coupled: the tokens of plain decoding with the same seed; standard, block: tokens "
+        "with the same distribution (default: %(default)s)")  # fmt: skip
+
+
+# fmt: off
+def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
+    add = parser.add_argument_group("sampling").add_argument
+    add("--temperature", type=float, metavar="T",
+        help="0 takes the likeliest token (default: 0, or 1 where --seed, --top-p, --top-k or --min-p is given)")
+    add("--top-p", type=float, metavar="P",
+        help="keep the fewest likeliest tokens that hold this share of the probability "
+        f"(default: {DEFAULTS.top_p}, all)")
+    add("--top-k", type=int, metavar="K", help=f"keep the K likeliest tokens (default: {DEFAULTS.top_k}, all)")
+    add("--min-p", type=float, metavar="P",
+        help=f"drop tokens less likely than this fraction of the likeliest (default: {DEFAULTS.min_p}, none)")
+    add("--seed", type=int, metavar="N", help="the same seed, the same tokens (default: drawn, and shown)")
+    add = parser.add_argument_group("penalties").add_argument
+    add("--presence-penalty", type=float, metavar="X",
+        help=f"taken off the logit of every token already generated (default: {DEFAULTS.presence_penalty})")
+    add("--frequency-penalty", type=float, metavar="X",
+        help=f"taken off once for each time it was generated (default: {DEFAULTS.frequency_penalty})")
+    add("--repetition-penalty", type=float, metavar="X",
+        help=f"divides the logits of tokens in prompt or answer (default: {DEFAULTS.repetition_penalty}, off)")
+    add = parser.add_argument_group("length").add_argument
+    add("--max-tokens", "-n", type=int, default=max_tokens, metavar="N",
+        help="most tokens of an answer (default: %(default)s)")
+    add("--min-tokens", type=int, metavar="N", help=f"fewest tokens of an answer (default: {DEFAULTS.min_tokens})")
+    add("--stop", action="append", default=[], metavar="TEXT",
+        help="end an answer before this text; may be repeated")
+    add("--ignore-eos", action="store_true", help="go on where the model would end")
+# fmt: on
+
+
+def check_model_options(args: argparse.Namespace) -> None:
+    """Refuse what can be refused before anything slow is imported or loaded."""
+    for option, name in (("--model", args.model), ("--draft-model", args.draft_model)):
+        if name is not None and not name.strip():
+            raise PacelineError(f"{option} is empty", hint="`paceline models` lists the catalog")
+    if args.dtype not in (*DTYPE_NAMES, *DTYPE_SPELLINGS):
+        raise PacelineError(f"--dtype {args.dtype} is unknown", hint=f"one of: {', '.join(DTYPE_NAMES)}")
+    if DEVICE.fullmatch(args.device) is None:
+        raise PacelineError(f"--device {args.device} is unknown", hint="one of: auto, cpu, cuda, cuda:0 …")
+    cores = os.cpu_count() or 1
+    if args.threads is not None and not 1 <= args.threads <= cores:
+        raise PacelineError(
+            f"--threads is {args.threads}; it must be a whole number from 1 to {cores}, this machine's cores",
+            hint="leave it out to use every core",
+        )
+    if args.max_context is not None and args.max_context < 1:
+        raise PacelineError(
+            f"--max-context is {args.max_context}; it must be 1 or more", hint="leave it out for the model's own"
+        )
+    if args.rule not in RULE_NAMES:
+        raise PacelineError(f"--rule {args.rule} is unknown", hint=_suggest(args.rule, RULE_NAMES, "rules"))
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """Greedy, unless a temperature or another option that only sampling can heed is given."""
+    given = {name: value for name in HINTS if (value := getattr(args, name, None)) is not None}
+    for name in SAMPLES[:3]:
+        if given.get("temperature") == 0 and given.get(name, getattr(DEFAULTS, name)) != getattr(DEFAULTS, name):
+            raise PacelineError(
+                f"{option_of(name)} {given[name]} contradicts --temperature 0, which takes the likeliest token",
+                hint="leave one of the two out",
+            )
+    given.setdefault("temperature", 1.0 if given.keys() & set(SAMPLES) else 0.0)
+    with option_names():
+        return SamplingParams(**given)
+
+
+def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
+    """The method asked for, or the one that the other options imply. Contradictions are refused."""
+    methods = (args.method or ("ngram" if args.draft_model is None else "draft_model")).split(",")
+    for method in methods:
+        check_method(method)
+    count = args.num_draft_tokens
+    if count is not None:
+        check_num_draft_tokens("--num-draft-tokens", count)
+    takes_model = not set(methods).isdisjoint(METHODS_WITH_MODEL)
+    contradiction = None
+    if args.draft_model is not None and not takes_model:
+        contradiction = (
+            f"--draft-model {args.draft_model} contradicts --method {args.method}, which uses no second model"
+        )
+    elif args.draft_model is not None and count == 0:
+        contradiction = f"--draft-model {args.draft_model} contradicts --num-draft-tokens 0, which is plain decoding"
+    elif methods == ["none"] and count:
+        contradiction = f"--num-draft-tokens {count} contradicts --method none, which drafts nothing"
+    if contradiction is not None:
+        raise PacelineError(contradiction, hint="leave one of the two out")
+    if args.draft_model is None and takes_model:
+        raise PacelineError(
+            f"--method {args.method} needs a draft model",
+            hint="name one with --draft-model, for instance qwen2.5-coder-0.5b for qwen2.5-coder-1.5b",
+        )
+    values: dict[str, Any] = {"method": methods[0]} if len(methods) == 1 else {"methods": methods}
+    if count is not None:
+        values["num_draft_tokens"] = count
+    if args.draft_model is not None:
+        values["draft_model"] = args.draft_model
+    return SpeculativeConfig.from_dict(values)
+
+
+def check_method(method: str) -> None:
+    if method not in METHOD_NAMES:
+        raise PacelineError(f"unknown method {method!r}", hint=_suggest(method, METHOD_NAMES, "methods"))
+
+
+def check_num_draft_tokens(name: str, count: int) -> None:
+    if not 0 <= count <= MAX_DRAFT_TOKENS:
+        raise PacelineError(
+            f"{name} is {count}; it must be a whole number from 0 to {MAX_DRAFT_TOKENS}", hint="0 is plain decoding"
+        )
+
+
+@contextmanager
+def option_names() -> Iterator[None]:
+    """Errors speak of parameters; who sits at the command line has typed options, and gets a hint."""
+    try:
+        yield
+    except PacelineError as error:
+        raise in_option_names(error) from error
+
+
+def in_option_names(error: PacelineError) -> PacelineError:
+    message = str(error)
+    first = PARAMETER.search(message)
+    hint = error.hint or (HINTS.get(first[0]) if first else None)
+    return PacelineError(PARAMETER.sub(_option, message), hint and PARAMETER.sub(_option, hint))
+
+
+def option_of(parameter: str) -> str:
+    name = "num_draft_tokens" if parameter == "num_speculative_tokens" else parameter
+    return "--" + name.replace("_", "-")
+
+
+def _option(match: re.Match[str]) -> str:
+    return option_of(match[0])
+
+
+def _suggest(given: str, known: tuple[str, ...], what: str) -> str:
+    near = get_close_matches(given, known, n=1)
+    return f"{f'did you mean {near[0]}? ' if near else ''}the {what} are {', '.join(known)}"

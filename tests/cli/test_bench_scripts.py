@@ -1,0 +1,62 @@
+"""The scripts in `bench/` as commands: Ctrl-C is a line, and a long run says how long it has still to go."""
+
+import ast
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import script
+
+BENCH = Path(script.__file__).parent
+SCRIPTS = sorted(path for path in BENCH.glob("*.py") if "__main__" in path.read_text())
+
+
+def test_there_are_scripts() -> None:
+    assert {"verify_matrix.py", "verify_law.py", "throughput.py"} <= {path.name for path in SCRIPTS}
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_is_prepared_for_ctrl_c_before_anything_else(path: Path) -> None:
+    statements = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.Import | ast.ImportFrom)]
+    first = statements[0]
+    assert (first.module if isinstance(first, ast.ImportFrom) else first.names[0].name) == "script"
+
+
+def test_ctrl_c_while_a_script_begins() -> None:
+    code = (
+        "import builtins, runpy, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "real = builtins.__import__\n"
+        "def hooked(name, *rest):\n"
+        "    if name == 'torch': signal.raise_signal(signal.SIGINT)\n"
+        "    return real(name, *rest)\n"
+        "builtins.__import__ = hooked\n"
+        f"sys.path.insert(0, {str(BENCH)!r})\n"
+        f"runpy.run_path({str(BENCH / 'throughput.py')!r}, run_name='__main__')"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", "interrupted\n")
+
+
+def test_a_resumable_script_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop, script.resumable():
+        raise KeyboardInterrupt
+    assert stop.value.code == 130
+    assert capsys.readouterr().err == "interrupted; run it again to go on\n"
+
+
+def test_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(script.time, "perf_counter", lambda: now)
+    remaining = script.Remaining(5)
+    now += 10
+    assert remaining.after_one_more() == "40 s left"
+    now += 50
+    assert remaining.after_one_more() == "2 min left"
+    now += 30_000
+    assert remaining.after_one_more() == "5 h 34 min left"
+    for _ in range(3):
+        last = remaining.after_one_more()
+    assert last == "0 s left"

@@ -1,0 +1,43 @@
+"""The command line's own lists and words, against what they stand for."""
+
+from dataclasses import fields
+
+from paceline.cli import options
+from paceline.core.params import SamplingParams
+from paceline.core.verify import RULES
+from paceline.drafters.base import METHODS
+from paceline.errors import PacelineError
+from paceline.models.load import _SPELLINGS, PRECISIONS
+
+
+def test_the_lists_are_those_of_the_registries() -> None:
+    """The command line must not import the registries, which need torch, to know their names."""
+    assert set(options.METHOD_NAMES) == set(METHODS) - {"composite"}
+    assert {name for name in options.METHOD_NAMES if "model" in METHODS[name].options} == set(
+        options.METHODS_WITH_MODEL
+    )
+    assert set(options.RULE_NAMES) == {name for name, rule in RULES.items() if rule.lossless}
+    assert set(options.DTYPE_NAMES) == {"auto", *PRECISIONS}
+    assert set(options.DTYPE_SPELLINGS) == set(_SPELLINGS)
+
+
+def test_every_parameter_that_is_an_option_has_a_hint() -> None:
+    names = {field.name for field in fields(SamplingParams)}
+    assert names - set(options.HINTS) == {"n", "stop_token_ids", "logit_bias", "bad_words"}
+    assert set(options.HINTS) < names
+
+
+def test_parameters_become_options_and_words_stay_words() -> None:
+    def renamed(message: str, hint: str | None = None) -> tuple[str, str | None]:
+        error = options.in_option_names(PacelineError(message, hint))
+        return str(error), error.hint
+
+    assert renamed("max_tokens is 0", "raise max_tokens, or top_k") == (
+        "--max-tokens is 0",
+        "raise --max-tokens, or --top-k",
+    )
+    assert renamed("stop holds ''")[0] == "--stop holds ''"
+    assert renamed("the temperature is high: stop") == ("the temperature is high: stop", None)
+    assert renamed("draft_model has num_speculative_tokens 3")[0] == "draft_model has --num-draft-tokens 3"
+    assert renamed("--max-tokens is 0")[0] == "--max-tokens is 0"
+    assert renamed("seed is -1")[1] == options.HINTS["seed"]
