@@ -143,7 +143,8 @@ def test_a_damaged_or_old_copy_is_made_again_and_said(damage, said, caplog):
     with caplog.at_level(logging.WARNING):
         assert_good(get(builder))
     assert builder.calls == 1
-    assert "toy" in caplog.messages[0] and said in caplog.messages[0]
+    (notice,) = caplog.messages
+    assert "toy" in notice and said in notice
     assert_good(get(builder))
     assert builder.calls == 1 and leftovers() == []
 

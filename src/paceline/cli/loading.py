@@ -62,17 +62,9 @@ class Notices(logging.Formatter):
 
 
 def show_notices() -> None:
-    """What the library logs goes to stderr; the same notice twice in a row tells nothing new."""
-    last = ""
-
-    def is_new(record: logging.LogRecord) -> bool:
-        nonlocal last
-        before, last = last, record.getMessage()
-        return last != before
-
+    """What the library logs goes to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(Notices())
-    handler.addFilter(is_new)
     logging.getLogger("paceline").handlers[:] = [handler]
 
 

@@ -96,7 +96,7 @@ def get(key: PreparedKey, label: str, build: Callable[[], Recipe], progress: Pro
     try:
         lock = prepared_folder() / f".{key.folder.name}.lock"
         with locked(lock, f"another process that prepares {label}", progress):
-            prepared = _open(key, label, progress)  # it may have prepared this one
+            prepared = _open(key, label, progress, log.warning)  # it may have prepared this one
             if prepared is None:
                 _write(key, label, build(), progress)
     except OSError as error:
@@ -107,14 +107,17 @@ def get(key: PreparedKey, label: str, build: Callable[[], Recipe], progress: Pro
     return prepared
 
 
-def _open(key: PreparedKey, label: str, progress: Progress) -> PreparedModel | None:
+def _open(
+    key: PreparedKey, label: str, progress: Progress, notice: Callable[..., None] = log.debug
+) -> PreparedModel | None:
+    """None if there is no good copy; why, goes to `notice`."""
     folder = key.folder
     if not folder.is_dir():
         return None
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
         if manifest["made_by"] != _MAKER:
-            log.warning("prepared weights of %s are of another version of Paceline: preparing them again", label)
+            notice("prepared weights of %s are of another version of Paceline: preparing them again", label)
             return None
         if (manifest["source_sha256"], manifest["precision"]) != (key.source_sha256, key.precision):
             raise ValueError("manifest of another model")
@@ -129,7 +132,7 @@ def _open(key: PreparedKey, label: str, progress: Progress) -> PreparedModel | N
             tuple(manifest["notes"]),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError, PacelineError) as error:
-        log.warning("prepared weights of %s are damaged (%s): preparing them again", label, error)
+        notice("prepared weights of %s are damaged (%s): preparing them again", label, error)
         return None
 
 
