@@ -1,5 +1,6 @@
 """Composite: the first draft that isn't empty, each member told everything and asked no more than it must be."""
 
+import contextlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -33,6 +34,7 @@ class Text:
     request_id: int = 0
     num_prompt_tokens: int = 0
     draft_sampler: None = None
+    private_drafts: bool = False
 
 
 @dataclass
@@ -330,3 +332,30 @@ def test_it_is_built_from_a_configuration(tiny_llama_dir: Path) -> None:
         [t for s in decode(target.decoder, prompt, params, d, 8) for t in s.token_ids] for d in (NoDrafter(), drafter)
     )
     assert composed == plain
+
+
+class Broken(Recording):
+    def snapshot(self, sequence: SequenceView) -> Any:
+        raise RuntimeError("snapshot")
+
+
+class Empty(Recording):
+    def snapshot(self, sequence: SequenceView) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    "last",
+    [Broken(name="broken"), Empty(name="eagle", needs=Needs(hidden_layers=(1,)))],
+    ids=["raises", "has none of the features it lives on"],
+)
+def test_a_snapshot_that_cannot_serve_all_is_given_back(last: Recording) -> None:
+    given: list[Any] = []
+    first = Recording(name="model")
+    first.discard = given.append  # type: ignore[method-assign]
+    drafter = composite(first, last)
+    with contextlib.suppress(RuntimeError):
+        assert drafter.snapshot(Text([1])) is None  # type: ignore[arg-type]
+    assert given == ["model of 0"]
+    assert composite(Recording(), Empty()).snapshot(Text([1])) == ("recording of 0", None)  # type: ignore[arg-type]
+    assert composite(Empty(), Empty()).snapshot(Text([1])) is None  # type: ignore[arg-type]

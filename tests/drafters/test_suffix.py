@@ -28,6 +28,7 @@ class Text:
     request_id: int = 0
     num_prompt_tokens: int = 0
     draft_sampler: None = None
+    private_drafts: bool = False
 
 
 def propose(drafter: SuffixDrafter, text: Text, budget: int = 24) -> list[int]:
@@ -186,6 +187,17 @@ def test_without_a_pool_no_token_passes_from_one_request_to_another() -> None:
     live = SuffixDrafter()  # nor while the other still runs, with a pool
     propose(live, Text([1, *secret, *secret], 1))
     assert [propose(live, Text(other, 2 + i)) for i, other in enumerate(others)] == [[]] * 4
+
+
+def test_a_private_request_neither_gives_nor_takes() -> None:
+    drafter, secret = SuffixDrafter(), [1, 2, 3, 7, 8, 9, 7]
+    finish(drafter, Text(secret, request_id=1, private_drafts=True))
+    assert len(drafter.pool) == 0
+    assert propose(drafter, Text([1, 2, 3], request_id=2)) == []
+    finish(drafter, Text(secret, request_id=3))
+    assert propose(drafter, Text([1, 2, 3], request_id=4)) != []
+    assert propose(drafter, Text([1, 2, 3], request_id=5, private_drafts=True)) == []
+    assert propose(drafter, Text([1, 2, 5, 1, 2], request_id=6, private_drafts=True)) == [5, 1]  # its own text
 
 
 def test_a_history_that_was_cut_or_edited_leaves_no_stale_candidate() -> None:

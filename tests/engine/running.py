@@ -1,7 +1,8 @@
 """Helpers for engine tests: run requests, and what plain decoding of each alone gives."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from weakref import WeakKeyDictionary
 
 from paceline.core.params import SamplingParams
 from paceline.core.rng import draw_seed
@@ -13,6 +14,8 @@ from paceline.engine.outputs import RequestOutput, Update
 from paceline.models.decoder import Decoder
 from paceline.models.tokenizer import Tokenizer
 
+_known: WeakKeyDictionary[Decoder, dict[str, list[int]]] = WeakKeyDictionary()
+
 
 def plain(
     target: Decoder,
@@ -21,9 +24,13 @@ def plain(
     max_context: int | None = None,
     eos: Sequence[int] | None = None,
 ) -> list[int]:
-    """The oracle: this request alone, without speculation."""
-    steps = decode(target, prompt, params, NoDrafter(), 0, max_context=max_context, eos_token_ids=eos)
-    return [token for step in steps for token in step.token_ids]
+    """The oracle: this request's first choice alone, without speculation; stop strings are not looked for."""
+    params = replace(params, n=1, stop=(), logprobs=None)
+    known, key = _known.setdefault(target, {}), repr((list(prompt), params, max_context, eos))
+    if key not in known:
+        steps = decode(target, prompt, params, NoDrafter(), 0, max_context=max_context, eos_token_ids=eos)
+        known[key] = [token for step in steps for token in step.token_ids]
+    return list(known[key])
 
 
 def make_engine(

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,22 +106,23 @@ def drafters(target: Decoder, stranger: Decoder) -> dict[str, Drafter]:
     }
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.fixture(scope="module", params=["llama", "gemma3"])
+def of_family(request: pytest.FixtureRequest) -> Decoder:
+    return tiny.tiny_decoder(request.param, dtype=torch.bfloat16)
+
+
 @pytest.mark.parametrize("batch", [1, 3, 8])
-def test_no_token_changes(family: str, batch: int, stranger: Decoder) -> None:
+def test_no_token_changes(of_family: Decoder, batch: int, stranger: Decoder) -> None:
     """Unequal prompts, unequal acceptance, all methods and parameters at once, joining and leaving in mid-flight."""
-    target = tiny.tiny_decoder(family, dtype=torch.bfloat16)
-    known = drafters(target, stranger)
-    engine = make_engine(target, known, max_num_seqs=batch, num_kv_blocks=60)
-    source = random.Random(batch)
+    known = drafters(of_family, stranger)
+    engine = make_engine(of_family, known, max_num_seqs=batch, num_kv_blocks=60)
+    source, lengths = random.Random(batch), itertools.cycle([200, 17, 63, 1, 64, 130, 65, 2])
     wanted: dict[int, list[int]] = {}
     todo = []
-    for number, method in enumerate(
-        itertools.islice(itertools.cycle(["none", *known]), 22 if family == "llama" else 11)
-    ):
-        prompt = tiny.prompt(source.choice([1, 2, 17, 63, 64, 65, 130, 200]) + number % 2, seed=number)
-        params = [GREEDY, seeded(), FULL][number % 3]
-        answer = plain(target, prompt, params)
+    for number, method in enumerate(itertools.islice(itertools.cycle(["none", *known]), 11)):
+        prompt = tiny.prompt(next(lengths), seed=number)
+        params = replace([GREEDY, seeded(seed=number), FULL][number % 3], max_tokens=16)
+        answer = plain(of_family, prompt, params)
         if isinstance(known.get(method), Prompter):
             known[method].know(prompt, answer)  # type: ignore[attr-defined]
         options = RequestOptions(method=method, num_speculative_tokens=source.choice([1, 3, 5, 8]))
@@ -140,22 +142,32 @@ def test_no_token_changes(family: str, batch: int, stranger: Decoder) -> None:
     assert any(s.num_accepted_tokens < s.num_draft_tokens for s in spoken)
 
 
-def test_a_seeded_request_is_the_same_in_any_company(target: Decoder) -> None:
-    """Alone, after 37 others, among 7 others."""
-    prompt, params = tiny.prompt(40, seed=99), seeded(seed=5)
+@pytest.mark.parametrize(
+    "method, params",
+    [("itself", seeded(seed=5)), ("suffix", seeded(seed=5)), ("composite", FULL)],
+    ids=["itself", "suffix", "composite"],
+)
+def test_a_seeded_request_is_the_same_in_any_company(
+    target: Decoder, stranger: Decoder, method: str, params: SamplingParams
+) -> None:
+    """Alone, after 37 others, among 7 others; what is streamed is the output (`run` checks it)."""
+    prompt = tiny.prompt(40, seed=99)
     wanted = plain(target, prompt, params)
-    engine = make_engine(target, {"itself": DraftModelDrafter(target, 20_000)}, prefix_cache_blocks=20)
+    engine = make_engine(target, {method: drafters(target, stranger)[method]}, prefix_cache_blocks=20)
     alone = engine.add_request(prompt, params)
     assert run(engine).ids(alone) == wanted
     for number in range(37):
-        engine.add_request(tiny.prompt(10 + number, seed=number), seeded(max_tokens=5))
+        engine.add_request(tiny.prompt(10 + number, seed=number), seeded(max_tokens=3))
     run(engine)
     after = engine.add_request(prompt, params)
     assert run(engine).ids(after) == wanted
-    others = [engine.add_request(tiny.prompt(50 + number, seed=number), seeded()) for number in range(4)]
+    for number in range(4):
+        engine.add_request(tiny.prompt(50 + number, seed=number), seeded(max_tokens=20))
     among = engine.add_request(prompt, params)
-    others += [engine.add_request(tiny.prompt(30 + number, seed=number), GREEDY) for number in range(3)]
+    for number in range(3):
+        engine.add_request(tiny.prompt(30 + number, seed=number), replace(GREEDY, max_tokens=20))
     assert run(engine).ids(among) == wanted
+    assert not engine.speculation.faults
 
 
 def test_rules_do_not_touch_one_another(target: Decoder, stranger: Decoder) -> None:
@@ -167,7 +179,7 @@ def test_rules_do_not_touch_one_another(target: Decoder, stranger: Decoder) -> N
         ids = []
         result = {}
         for number in range(9):
-            params = seeded(seed=number, temperature=0 if number % 2 else 0.8)
+            params = seeded(seed=number, temperature=0 if number % 2 else 0.8, max_tokens=12)
             ids.append(
                 engine.add_request(
                     tiny.prompt(20 + number, seed=number), params, RequestOptions(rule=rules[number % 3])
@@ -182,8 +194,22 @@ def test_rules_do_not_touch_one_another(target: Decoder, stranger: Decoder) -> N
     assert together == alone
     for number in range(9):
         if number % 2 or number % 3 == 0:
-            params = seeded(seed=number, temperature=0 if number % 2 else 0.8)
+            params = seeded(seed=number, temperature=0 if number % 2 else 0.8, max_tokens=12)
             assert together[number] == plain(target, tiny.prompt(20 + number, seed=number), params)
+
+
+def test_a_private_request_is_the_same_in_any_company_under_standard(target: Decoder) -> None:
+    """What others left in a pool moves where `standard` accepts, and so its tokens: a private request sees none."""
+    prompt, params = tiny.prompt(40, seed=1), seeded(seed=3, max_tokens=40)
+    engine = make_engine(target, {"suffix": SuffixDrafter()})
+    options = RequestOptions(rule="standard", private_drafts=True)
+    alone = engine.add_request(prompt, params, options)
+    wanted = run(engine).ids(alone)
+    for _ in range(3):
+        engine.add_request(prompt, params)
+        engine.add_request(tiny.prompt(20), seeded())
+        among = engine.add_request(prompt, params, options)
+        assert run(engine).ids(among) == wanted
 
 
 @pytest.mark.parametrize("k", [1, 3])

@@ -1,17 +1,17 @@
 """What goes wrong inside a drafter or at one row costs that request something, and no other anything."""
 
-import contextlib
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import tiny
 import torch
-from engine.running import RequestOptions, Run, make_engine, plain, run, seeded
+from engine.running import RequestOptions, make_engine, plain, run, seeded
 
 from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal
 from paceline.drafters.base import Features, Needs, SequenceView
+from paceline.drafters.composite import CompositeDrafter, Member
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.errors import PacelineError
@@ -106,10 +106,10 @@ def test_nan_in_the_draft_model_costs_nothing_but_time(target: Decoder) -> None:
 def test_a_full_draft_pool_means_no_draft(target: Decoder, positions: int) -> None:
     drafter = DraftModelDrafter(target, positions)
     engine = make_engine(target, {"itself": drafter}, prefix_cache_blocks=20)
-    numbers = [engine.add_request(prompt, seeded(seed=1, max_tokens=60)) for prompt in PROMPTS * 2]
+    numbers = [engine.add_request(prompt, seeded(seed=1, max_tokens=32)) for prompt in PROMPTS * 2]
     result = run(engine)
     for number, prompt in zip(numbers, PROMPTS * 2, strict=True):
-        assert result.ids(number) == plain(target, prompt, seeded(seed=1, max_tokens=60))
+        assert result.ids(number) == plain(target, prompt, seeded(seed=1, max_tokens=32))
     assert not engine.speculation.faults
     drafted = sum(output.metrics.speculation.num_draft_tokens for output in result.outputs.values())
     assert drafted > 0
@@ -178,6 +178,8 @@ def test_what_can_never_be_is_refused_before_it_begins(target: Decoder) -> None:
         ([1], greedy, RequestOptions(method="itself"), "'itself' is not loaded"),
         ([1], greedy, RequestOptions(rule="nonsense"), "unknown verification rule"),
         ([1], greedy, RequestOptions(num_speculative_tokens=-1), "num_speculative_tokens is -1"),
+        ([1], greedy, RequestOptions(num_speculative_tokens=129), "is 129; it must be a whole number from 0 to 128"),
+        ([1], greedy, RequestOptions(num_speculative_tokens=2.5), "is 2.5; it must be"),  # type: ignore[arg-type]
     ]
     for prompt, params, options, message in cases:
         with pytest.raises(PacelineError, match=message):
@@ -194,28 +196,60 @@ def test_a_drafter_that_resumes_at_a_layer_is_refused(target: Decoder) -> None:
         make_engine(target, {"ngram": drafter})
 
 
-def test_an_interrupted_step_can_be_made_again(target: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C in the middle of a forward loses nothing."""
-    engine = make_engine(target, {"itself": DraftModelDrafter(target, 20_000)})
-    numbers = [engine.add_request(prompt, seeded(seed=2)) for prompt in PROMPTS]
-    forward, calls = target.forward, [0]
+def test_a_rule_that_cannot_take_a_methods_drafts_is_refused_at_once(target: Decoder) -> None:
+    trees = NgramDrafter()
+    trees.needs = Needs(trees=True)
+    suffix = CompositeDrafter([Member(NgramDrafter()), Member(trees)])
+    engine = make_engine(target, {"ngram": NgramDrafter(), "trees": trees, "composite": suffix})
+    params = SamplingParams(temperature=0, max_tokens=3)
+    for method in ("trees", "composite"):
+        with pytest.raises(PacelineError, match="rule 'block' takes chains, and method"):
+            engine.add_request([1, 2], params, RequestOptions(method=method, rule="block"))
+    for options in (
+        RequestOptions(method="ngram", rule="block"),
+        RequestOptions(method="trees", rule="standard"),
+        RequestOptions(method="trees", rule="block", num_speculative_tokens=0),
+    ):
+        engine.add_request([1, 2], params, options)
+    assert len(run(engine).outputs) == 3
+    with pytest.raises(PacelineError, match="max_model_len is 513, and the model has 512 positions"):
+        make_engine(target, max_model_len=513)
 
-    def interrupted(*args: Any, **kwargs: Any) -> ForwardOutput:
-        calls[0] += 1
-        out = forward(*args, **kwargs)
-        if calls[0] % 3 == 0:
-            raise KeyboardInterrupt
-        return out
 
-    result = Run()
-    with monkeypatch.context() as patch:
-        patch.setattr(target, "forward", interrupted)
-        while engine.has_unfinished:
-            with contextlib.suppress(KeyboardInterrupt):
-                result.take(engine.step())
-            if calls[0] > 40:
-                break
-    while engine.has_unfinished:
-        result.take(engine.step())
+class Breaking:
+    """A constraint that allows all, until it raises."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+
+    def start(self) -> int:
+        return 0
+
+    def advance(self, state: int, token: int) -> int:
+        return state + 1
+
+    def allowed(self, state: int) -> None:
+        if state >= self.after:
+            raise ZeroDivisionError("a grammar's fault")
+
+
+@pytest.mark.parametrize("method", ["none", "ngram", "itself"])
+def test_a_constraint_that_raises_ends_its_request_alone(
+    target: Decoder, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(target, {"ngram": NgramDrafter(1, 3), "itself": DraftModelDrafter(target, 20_000)})
+    params = SamplingParams(temperature=0, max_tokens=24)
+    numbers = [
+        engine.add_request(prompt, params, RequestOptions(method=method, constraint=Breaking(9) if i == 1 else None))
+        for i, prompt in enumerate(PROMPTS)
+    ]
+    result = run(engine)
     for number, prompt in zip(numbers, PROMPTS, strict=True):
-        assert result.ids(number) == plain(target, prompt, seeded(seed=2))
+        choice, expected = result.outputs[number].outputs[0], plain(target, prompt, params)
+        if number == numbers[1]:
+            assert choice.error == "ZeroDivisionError: a grammar's fault"
+            assert list(choice.token_ids) == expected[:9]
+        else:
+            assert list(choice.token_ids) == expected
+    assert "has failed" in caplog.text
+    assert engine.pool.blocks_in_use == 0

@@ -71,6 +71,38 @@ def test_a_closed_stream_is_cancelled(model: LoadedModel) -> None:
     assert llm.engine.pool.blocks_in_use == 0
 
 
+def test_a_stream_that_nobody_reads_leaves_nothing(model: LoadedModel) -> None:
+    llm = LLM(model, **SETTINGS)
+    for stream in [llm.stream("hello", GREEDY) for _ in range(3)]:
+        stream.close()  # type: ignore[attr-defined]
+    llm.stream("hello", GREEDY)
+    assert not llm.engine.has_unfinished
+
+
+def test_methods_keep_their_settings(model: LoadedModel) -> None:
+    """A second configuration is not ignored; another K is taken."""
+    llm = LLM(model, {"method": "ngram", "num_speculative_tokens": 2}, **SETTINGS)
+    text = [[1, 2, 3, 4, 5, 6, 7, 8] * 4]
+
+    def most_drafted(options: RequestOptions | None = None) -> int:
+        (output,) = llm.generate(text, SamplingParams(temperature=0, max_tokens=2, logit_bias={1: 100}), options)
+        return output.metrics.speculation.num_draft_tokens
+
+    with pytest.raises(PacelineError, match="'ngram' is loaded already, with other settings"):
+        llm.add_method({"method": "ngram", "prompt_lookup_max": 7})
+    assert llm.add_method({"method": "ngram", "num_speculative_tokens": 2}) == "ngram"
+    assert llm.add_method({"method": "suffix", "num_speculative_tokens": 1}) == "suffix"
+    assert most_drafted() == most_drafted(RequestOptions(method="suffix")) == 1
+    long = SamplingParams(temperature=0, max_tokens=9)
+    for k in (2, 5):
+        llm.add_method({"method": "ngram", "num_speculative_tokens": k})
+        stream = llm.stream(text[0], long)
+        next(stream)
+        (sequence,) = llm.engine.scheduler.running
+        assert sequence.request.num_draft_tokens == k
+        stream.close()  # type: ignore[attr-defined]
+
+
 def test_chat_uses_the_template_and_finds_earlier_turns(model: LoadedModel) -> None:
     llm = LLM(model, {"method": "draft_model", "model": str(model.name)}, **SETTINGS)
     messages = [{"role": "user", "content": "tell me a story, a rather long one if you please, about a wolf and a hat"}]

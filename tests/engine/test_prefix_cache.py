@@ -17,7 +17,7 @@ from paceline.drafters.none import NoDrafter
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.models.decoder import Decoder, Segment
 
-GREEDY = SamplingParams(temperature=0, max_tokens=20, logprobs=2)
+GREEDY = SamplingParams(temperature=0, max_tokens=7, logprobs=2)
 
 
 @pytest.fixture(scope="module")
@@ -36,7 +36,7 @@ def test_a_hit_changes_nothing_but_time(target: Decoder, method: str) -> None:
     engine = make_engine(target, drafters, prefix_cache_blocks=20)
     cached = []
     for prompt in prompts:
-        for params in (GREEDY, seeded(seed=6, logprobs=1)):
+        for params in (GREEDY, seeded(seed=6, max_tokens=7, logprobs=1)):
             cold = make_engine(target, drafters)
             alone = cold.add_request(prompt, params, RequestOptions(method=method))
             number = engine.add_request(prompt, params, RequestOptions(method=method))
@@ -48,6 +48,23 @@ def test_a_hit_changes_nothing_but_time(target: Decoder, method: str) -> None:
     engine.reset_prefix_cache()
     assert engine.pool.blocks_in_use == 0
     assert all(drafter.pool.blocks_in_use == 0 for drafter in drafters.values())
+
+
+def test_drafters_of_one_kind_keep_their_states_apart(target: Decoder) -> None:
+    """Two draft models in one engine: a hit must not hand one the other's rows."""
+    stranger = tiny.tiny_decoder("llama", seed=1, dtype=torch.bfloat16)
+    drafters = {"itself": DraftModelDrafter(target, 20_000), "a stranger": DraftModelDrafter(stranger, 20_000)}
+    engine = make_engine(target, drafters, prefix_cache_blocks=20)
+    prompt, params = tiny.prompt(150), seeded(seed=2, max_tokens=16)
+    rates = {}
+    for method in ("a stranger", "itself", "a stranger", "itself"):
+        number = engine.add_request(prompt, params, RequestOptions(method=method))
+        result = run(engine)
+        assert result.ids(number) == plain(target, prompt, params)
+        rate = result.outputs[number].metrics.speculation.draft_acceptance_rate
+        assert rates.setdefault(method, rate) == rate
+    assert rates["itself"] == 1 > rates["a stranger"]
+    assert not engine.speculation.faults
 
 
 def test_a_conversation_finds_its_earlier_turns(target: Decoder) -> None:

@@ -12,7 +12,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal
 from paceline.core.rng import Noise
 from paceline.core.sampling import token_support
-from paceline.core.support import Support
+from paceline.core.support import AnySupport, Support
 from paceline.core.tree import ROOT
 
 
@@ -69,7 +69,7 @@ class PathSampler:
         """Unnormalised probabilities [V] of the next token from its logits [V]; raises as `token_support`."""
         return self.support(logits).dense(len(logits))
 
-    def support(self, logits: Tensor) -> Support:
+    def support(self, logits: Tensor) -> AnySupport:
         """The same, of the possible tokens alone."""
         allowed = self.constraint.allowed(self.state)
         return token_support(logits, self.params, self.history, self.end_tokens, allowed)
@@ -103,7 +103,7 @@ class TargetWeights:
     def __call__(self, node: int) -> Tensor:
         return self.support(node).dense(self._samplers[ROOT].vocab_size)
 
-    def support(self, node: int) -> Support:
+    def support(self, node: int) -> AnySupport:
         """The same, of the possible tokens alone."""
         row = self._logits(node)
         if node != ROOT and self._proposal.tokens[node] in self._stop_ids:

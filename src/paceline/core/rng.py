@@ -16,8 +16,8 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from paceline.core.rows import WIDE, ids_at_least, top_ids
-from paceline.core.support import Support
+from paceline.core.rows import WIDE, ScannedRow, top_ids
+from paceline.core.support import AnySupport, Support
 
 _MASK = (1 << 64) - 1
 # SplitMix64 (Steele, Lea, Flood 2014): increment and the two multipliers of its finaliser.
@@ -91,7 +91,9 @@ class _Workspace:
         with torch.inference_mode(False):
             self.products = torch.arange(vocab_size, device=device) * _signed(_GOLDEN)  # of every id
             self.mixed, self.shifted = torch.empty_like(self.products), torch.empty_like(self.products)
-            self.bounds = torch.empty(vocab_size, dtype=torch.float64, device=device)
+            self.bounds = {
+                dtype: torch.empty(vocab_size, dtype=dtype, device=device) for dtype in (torch.float32, torch.float64)
+            }
 
 
 class _Workspaces(threading.local):
@@ -115,7 +117,7 @@ class Noise(Protocol):
     def ahead(self, steps: int) -> Self:
         """The noise of the token that comes `steps` later."""
 
-    def race(self, weights: Tensor | Support) -> int:
+    def race(self, weights: Tensor | AnySupport) -> int:
         """The token drawn from unnormalised `weights` ([V], or of the possible tokens) with this noise."""
 
     def race_top(self, weights: Tensor, k: int) -> list[int]:
@@ -137,29 +139,30 @@ class CounterNoise:
         """Exp(1) variates [M] of the given tokens."""
         return exponential(token_hash(stream_key(self.seed, self.choice, self.position), token_ids))
 
-    def race(self, weights: Tensor | Support) -> int:
+    def race(self, weights: Tensor | AnySupport) -> int:
         support = Support.of(weights)
-        if support.ids is None and len(support.weights) >= WIDE:
-            return self._race_of_all(support.weights)
+        if support.ids is None and len(coarse := support.coarse()) >= WIDE:
+            return self._race_of_all(support, coarse)
         runners, their_weights = _runners(support.weights) if support.ids is None else (support.ids, support.weights)
         if len(runners) == 1:
             return int(runners)
         return int(runners[race(their_weights, self.exponentials(runners))])
 
-    def _race_of_all(self, weights: Tensor) -> int:
-        """The same winner, with E computed for a few only: E = −log1p(−x) ≥ x, so no speed w/E is above w/x.
+    def _race_of_all(self, support: AnySupport, coarse: Tensor) -> int:
+        """The same winner, with E and w worked out exactly for a few only.
 
-        The speed of the runner with the highest bound is known then; whoever's bound lies below it has lost. (1e-9 is
-        far more than the rounding of either side.)
+        E = −log1p(−x) ≥ x, so no speed w/E is above w/x. The speed of the runner with the highest bound is known then;
+        whoever's bound lies below it has lost. (1e-4 is far more than coarse weights and rounding move a bound.)
         """
-        work = _work.space(len(weights), weights.device)
+        work = _work.space(len(coarse), coarse.device)
         key = _signed(stream_key(self.seed, self.choice, self.position))
         hashes = _mixed(torch.add(work.products, key, out=work.mixed), work.shifted)
-        bounds = torch.div(weights, _uniform(work.bounds.copy_(hashes)), out=work.bounds)  # [V]
-        pilot = ids_at_least(bounds, bounds.amax())[:1]
-        speed = float((weights[pilot] / exponential(hashes[pilot])).item())
-        runners = ids_at_least(bounds, speed * (1 - 1e-9))
-        return int(runners[race(weights[runners], exponential(hashes[runners]))])
+        uniform = _uniform(work.bounds[coarse.dtype].copy_(hashes))
+        bounds = ScannedRow.of(torch.div(coarse, uniform, out=uniform))  # [V]
+        pilot = bounds.first_largest()
+        speed = float((support.at(pilot) / exponential(hashes[pilot])).item())
+        runners = bounds.at_least(speed * (1 - 1e-4))
+        return int(runners[race(support.at(runners), exponential(hashes[runners]))])
 
     def race_top(self, weights: Tensor, k: int) -> list[int]:
         runners, their_weights = _runners(weights)

@@ -5,6 +5,7 @@ rows and on numpy rows of fractions alike: the enumeration tests prove the shipp
 None changes its input.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -51,57 +52,78 @@ WIDE = 4096  # from here on a scan of all entries costs more than folding the ro
 _FOLDS = 128
 
 
-def ids_at_least(row: Tensor, bound: Tensor | float) -> Tensor:
-    """Ascending ids [m] of the entries that are `bound` or more.
+@dataclass(frozen=True, slots=True)
+class ScannedRow:
+    """A row [V] and what one look at all of it tells: its largest entry (NaN if it holds one), and where to look again.
 
-    `nonzero` (like `argmax` and `topk`) over a large vocabulary costs ten times a reduction that fits vector units:
-    so the row is folded into columns, and only columns whose maximum passes are looked at.
+    `nonzero`, `argmax` and `topk` over a large vocabulary cost ten times a reduction that fits vector units: so the row
+    is folded into columns, entry i standing in column i modulo their number, and only columns whose maximum passes are
+    looked at.
     """
-    if len(row) < WIDE:
-        return (row >= bound).nonzero().flatten()
-    return _ids_by_column(row, _folded(row).amax(0), bound)
+
+    values: Tensor
+    peak: Tensor  # []
+    maxima: Tensor | None  # [V // 128] of the columns; None for a row that is not wide
+
+    @classmethod
+    def of(cls, row: Tensor) -> "ScannedRow":
+        if len(row) < WIDE:
+            return cls(row, row.amax(), None)
+        table = _folded(row)
+        maxima = table.amax(0)
+        rest = row[table.numel() :]
+        return cls(row, (torch.cat((maxima, rest)) if len(rest) else maxima).amax(), maxima)
+
+    def at_least(self, bound: Tensor | float) -> Tensor:
+        """Ascending ids [m] of the entries that are `bound` or more."""
+        if self.maxima is None:
+            return (self.values >= bound).nonzero().flatten()
+        columns = (self.maxima >= bound).nonzero().flatten()  # [c]
+        if 4 * len(columns) > len(self.maxima):
+            return (self.values >= bound).nonzero().flatten()
+        table = _folded(self.values)
+        hits = (table[:, columns] >= bound).nonzero()  # [m, 2], row by row: ascending in id
+        ids = hits[:, 0] * len(self.maxima) + columns[hits[:, 1]]
+        rest = self.values[table.numel() :]
+        return torch.cat((ids, (rest >= bound).nonzero().flatten() + table.numel())) if len(rest) else ids
+
+    def first_largest(self) -> Tensor:
+        """Id [1] of the largest entry, the lowest of equals."""
+        return self.values.argmax().view(1) if self.maxima is None else self.at_least(self.peak)[:1]
+
+    def top(self, k: int) -> Tensor:
+        """Ids [min(k, V)] of the k largest entries, largest first, ties to the lowest.
+
+        `topk` alone leaves the order of ties open; a full stable sort of 152k entries costs milliseconds. The k-th
+        largest of some entries (here: column maxima) is at most the k-th largest of all.
+        """
+        if k >= len(self.values):
+            return self.values.sort(descending=True, stable=True).indices
+        few = self.maxima if self.maxima is not None and 4 * k <= len(self.maxima) else self.values
+        ids = self.at_least(few.topk(k).values[-1])
+        order = self.values[ids].sort(descending=True, stable=True).indices[:k]
+        return ids[order]
+
+
+def ids_at_least(row: Tensor, bound: Tensor | float) -> Tensor:
+    """`ScannedRow.at_least` of a row that is looked at once."""
+    return ScannedRow.of(row).at_least(bound)
 
 
 def first_largest(row: Tensor) -> Tensor:
-    """Id [1] of the largest entry, the lowest of equals."""
-    if len(row) < WIDE:
-        return row.argmax().view(1)
-    maxima = _folded(row).amax(0)
-    rest = row[_FOLDS * len(maxima) :]
-    peak = torch.cat((maxima, rest)).amax()
-    return _ids_by_column(row, maxima, peak)[:1]
-
-
-def _ids_by_column(row: Tensor, maxima: Tensor, bound: Tensor | float) -> Tensor:
-    """`maxima` [V // 128] of the folded row's columns."""
-    table = _folded(row)
-    columns = (maxima >= bound).nonzero().flatten()  # [c]
-    if 4 * len(columns) > len(maxima):
-        return (row >= bound).nonzero().flatten()
-    hits = (table[:, columns] >= bound).nonzero()  # [m, 2], row by row: ascending in id
-    ids = hits[:, 0] * len(maxima) + columns[hits[:, 1]]
-    start = table.numel()
-    return torch.cat((ids, (row[start:] >= bound).nonzero().flatten() + start))
-
-
-def _folded(row: Tensor) -> Tensor:
-    """All but the last few entries, as [128, V // 128]: entry i stands in column i modulo their number."""
-    columns = len(row) // _FOLDS
-    return row[: _FOLDS * columns].view(_FOLDS, columns)
+    """`ScannedRow.first_largest` of a row that is looked at once."""
+    return ScannedRow.of(row).first_largest()
 
 
 def top_ids(row: Tensor, k: int) -> Tensor:
-    """Indices [min(k, V)] of the k largest entries, largest first, ties to the lowest index.
+    """`ScannedRow.top` of a row that is looked at once."""
+    return ScannedRow.of(row).top(k)
 
-    `topk` alone leaves the order of ties open; a full stable sort of 152k entries costs milliseconds. The k-th largest
-    of some entries (here: column maxima) is at most the k-th largest of all.
-    """
-    if k >= len(row):
-        return row.sort(descending=True, stable=True).indices
-    few = _folded(row).amax(0) if len(row) >= WIDE and 4 * k <= len(row) // _FOLDS else row
-    ids = ids_at_least(row, few.topk(k).values[-1])
-    order = row[ids].sort(descending=True, stable=True).indices[:k]
-    return ids[order]
+
+def _folded(row: Tensor) -> Tensor:
+    """All but the last few entries, as [128, V // 128]."""
+    columns = len(row) // _FOLDS
+    return row[: _FOLDS * columns].view(_FOLDS, columns)
 
 
 def fit_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from paceline.core.history import History
 from paceline.core.params import SamplingParams
-from paceline.core.rows import first_largest, ids_at_least, top_ids, total
-from paceline.core.support import Support
+from paceline.core.rows import ScannedRow, total
+from paceline.core.support import AnySupport, Support, Tempered
 from paceline.errors import PacelineError
 
 
@@ -57,29 +57,30 @@ def token_support(
     history: History,
     end_tokens: Set[int] = frozenset(),
     allowed: Tensor | None = None,
-) -> Support:
+) -> AnySupport:
     """Unnormalised target probabilities in float64 of the token after `history`; the largest is 1.
 
     `logits` [V] in any float dtype, never changed. `end_tokens` are banned before min_tokens. `allowed` [V]
     is boolean. A greedy request has one possible token. Raises BadLogitsError (NaN, +inf, or nothing but −inf
     in the row) or NoTokenAllowedError.
     """
-    row = adjusted_logits(logits, params, history, end_tokens, allowed)
+    row = _adjusted(logits, params, history, end_tokens, allowed)
     if params.is_greedy:
-        return Support(torch.ones(1, dtype=torch.float64, device=row.device), first_largest(row))
-    peak = row.amax()
-    if 0 < params.top_k < len(row):
-        ids = top_ids(row, params.top_k)
-        return _filtered(ids, _tempered(row[ids], peak, params.temperature), params)
-    weights = _tempered(row, peak, params.temperature)
+        return Support(row.values.new_ones(1, dtype=torch.float64), row.first_largest())
+    if 0 < params.top_k < len(logits):
+        ids = row.top(params.top_k)
+        return _filtered(ids, Tempered(row.values[ids], row.peak, params.temperature).weights, params)
+    everything = Tempered(row.values, row.peak, params.temperature)
     if params.min_p == 0 and params.top_p == 1:
-        return Support(weights)
+        return everything
+    weights = ScannedRow.of(everything.weights)
     if params.min_p == 0:
         ids, mass = _nucleus_and_more(weights, params.top_p)
     else:
-        ids, mass = ids_at_least(weights, params.min_p), None
-    ids = ids[row[ids].sort(descending=True, stable=True).indices]  # by `row`: a high temperature ties nothing there
-    return _filtered(ids, weights[ids], params, mass)
+        ids, mass = weights.at_least(params.min_p), None
+    # By logit: a high temperature ties nothing there.
+    ids = ids[row.values[ids].sort(descending=True, stable=True).indices]
+    return _filtered(ids, weights.values[ids], params, mass)
 
 
 def adjusted_logits(
@@ -89,14 +90,26 @@ def adjusted_logits(
     end_tokens: Set[int] = frozenset(),
     allowed: Tensor | None = None,
 ) -> Tensor:
-    """Logits [V] after all that can change their order: the same tensor if nothing is on, else a copy."""
-    peak = float(logits.amax())  # amax hands on NaN, so that one pass checks the row
+    """Logits [V], float32 or wider, after all that can change their order; not a copy if nothing does."""
+    return _adjusted(logits, params, history, end_tokens, allowed).values
+
+
+def _adjusted(
+    logits: Tensor,
+    params: SamplingParams,
+    history: History,
+    end_tokens: Set[int],
+    allowed: Tensor | None,
+) -> ScannedRow:
+    # float32 holds every narrower value, and all that looks at a row is faster in it
+    scanned = ScannedRow.of(logits if logits.dtype == torch.float64 else logits.float())
+    peak = float(scanned.peak)  # NaN goes before all else, so that one look checks the row
     if not math.isfinite(peak):
         culprit = "nothing but -inf" if peak == -math.inf else f"{peak}"
         raise BadLogitsError(f"the logits at generated position {history.position} hold {culprit}", history.position)
     banned = _banned_tokens(params, history, end_tokens)
     if allowed is None and not banned and not params.logit_bias and not params.has_penalties:
-        return logits
+        return scanned
     row = logits.to(torch.float64, copy=True)  # [V]
     if allowed is not None:
         row.masked_fill_(~allowed.to(row.device), -math.inf)
@@ -106,9 +119,10 @@ def adjusted_logits(
         row[list(params.logit_bias)] += row.new_tensor(list(params.logit_bias.values()))
     if params.has_penalties:
         _penalise(row, params, history)
-    if row.max() == -math.inf:
+    scanned = ScannedRow.of(row)
+    if scanned.peak == -math.inf:
         raise NoTokenAllowedError(history.position)
-    return row
+    return scanned
 
 
 def _banned_tokens(params: SamplingParams, history: History, end_tokens: Set[int]) -> list[int]:
@@ -130,14 +144,6 @@ def _penalise(row: Tensor, params: SamplingParams, history: History) -> None:
         row[ids] -= params.frequency_penalty * row.new_tensor(list(counts.values())) + params.presence_penalty
 
 
-def _tempered(row: Tensor, peak: Tensor, temperature: float) -> Tensor:
-    """exp((x − peak)/T) in float64: at most 1, and 1 at the peak for every T, however small."""
-    weights = row.to(torch.float64, copy=True).sub_(peak)
-    if temperature != 1:
-        weights.div_(temperature)
-    return weights.exp_()
-
-
 def _filtered(ids: Tensor, weights: Tensor, params: SamplingParams, mass: Tensor | None = None) -> Support:
     """What min-p and top-p keep of `ids` [M], likeliest first: the first few. `mass`: what the nucleus must reach."""
     count = int((weights >= params.min_p).sum())  # a count of booleans is exact
@@ -148,10 +154,10 @@ def _filtered(ids: Tensor, weights: Tensor, params: SamplingParams, mass: Tensor
     return Support(weights[:count][order], ids)
 
 
-def _nucleus_and_more(weights: Tensor, top_p: float) -> tuple[Tensor, Tensor]:
+def _nucleus_and_more(weights: ScannedRow, top_p: float) -> tuple[Tensor, Tensor]:
     """Ascending ids that hold at least the nucleus of `weights` [V], and the mass it must reach."""
-    mass, floor = top_p * total(weights), 0.01
-    while total(weights[ids := ids_at_least(weights, floor)]) < mass:  # how deep it goes: sorting all of V is slow
+    mass, floor = top_p * total(weights.values), 0.01
+    while total(weights.values[ids := weights.at_least(floor)]) < mass:  # how deep it goes: sorting all of V is slow
         floor /= 32
     return ids, mass
 

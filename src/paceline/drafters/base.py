@@ -26,12 +26,19 @@ class Needs:
     `hidden_layers`: output of these layers at every committed token (−1: the state that the output head reads).
     `top_tokens`: the target's k likeliest tokens at every kept node; `scratch_argmax`: its arg-max at scratch nodes.
     `early_layer`: proposals carry hidden states after this many layers, and verification goes on from them.
+    `trees`: proposals may branch; a rule that takes chains alone is refused with this drafter.
     """
 
     hidden_layers: tuple[int, ...] = ()
     top_tokens: int = 0
     scratch_argmax: bool = False
     early_layer: int | None = None
+    trees: bool = False
+
+    @property
+    def features(self) -> bool:
+        """Whether the drafter lives on what the target computed, and must have seen it for every token."""
+        return bool(self.hidden_layers or self.top_tokens or self.scratch_argmax or self.early_layer is not None)
 
 
 NOTHING = Needs()
@@ -67,6 +74,10 @@ class SequenceView(Protocol):
     @property
     def draft_sampler(self) -> DraftSampler:
         """How to pick tokens from draft logits after `token_ids`: a drafter never decides that itself."""
+
+    @property
+    def private_drafts(self) -> bool:
+        """No other request may be drafted for from this one's text, nor this one from another's."""
 
 
 class Drafter(Protocol):
@@ -183,7 +194,7 @@ def features(
     proposal: Proposal | None = None,
 ) -> Features:
     """What a drafter asked to see of a pass, at the rows kept; without `logits` [T, V] hidden states alone."""
-    if needs == NOTHING:
+    if not needs.features:
         return Features()
     index = torch.tensor(list(rows), device=out.hidden.device)
     hidden = {

@@ -48,6 +48,8 @@ class CompositeDrafter:
             drafter.observe(sequence, tokens, share(features, drafter.needs, drafter is drafted_by))
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
+        for sequence in sequences:
+            self._drafted_by.pop(sequence.request_id, None)  # of a pass that was interrupted
         proposals = [Proposal.empty() for _ in sequences]
         waiting = [i for i, budget in enumerate(budgets) if budget > 0]
         for member in self.members:
@@ -63,7 +65,19 @@ class CompositeDrafter:
         return proposals
 
     def snapshot(self, sequence: SequenceView) -> Any:
-        return tuple(member.drafter.snapshot(sequence) for member in self.members)
+        """None unless every member that lives on the target's features has a state: a hit must serve them all."""
+        states: list[Any] = []
+        try:
+            for member in self.members:
+                states.append(member.drafter.snapshot(sequence))
+        except BaseException:
+            self.discard(states)
+            raise
+        lacking = any(s is None and m.drafter.needs.features for s, m in zip(states, self.members, strict=True))
+        if lacking or all(state is None for state in states):
+            self.discard(states)
+            return None
+        return tuple(states)
 
     def restore(self, sequence: SequenceView, snapshot: Any, length: int) -> None:
         self._drafted_by.pop(sequence.request_id, None)
@@ -71,9 +85,9 @@ class CompositeDrafter:
             member.drafter.restore(sequence, None if snapshot is None else snapshot[i], length)
 
     def discard(self, snapshot: Any) -> None:
-        for i, member in enumerate(self.members):
-            if snapshot is not None:
-                member.drafter.discard(snapshot[i])
+        for member, state in zip(self.members, snapshot or (), strict=False):
+            if state is not None:
+                member.drafter.discard(state)
 
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         for member in self.members:
@@ -104,6 +118,7 @@ def union(drafters: Iterable[Drafter]) -> Needs:
         top_tokens=max((needs.top_tokens for needs in all_needs), default=0),
         scratch_argmax=any(needs.scratch_argmax for needs in all_needs),
         early_layer=next(iter(exits), None),
+        trees=any(needs.trees for needs in all_needs),
     )
 
 

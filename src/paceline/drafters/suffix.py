@@ -124,10 +124,9 @@ class SuffixDrafter:
         state = self._state(sequence)
         state.catch_up(sequence.token_ids, len(sequence.token_ids))
         context = state.text[-self.depth :]
-        draft = self._better(
-            state.tree.continuation(context, budget, self.draft_length),
-            self.pool.tree.continuation(context, budget, self.draft_length),
-        )
+        draft = state.tree.continuation(context, budget, self.draft_length)
+        if not sequence.private_drafts:
+            draft = self._better(draft, self.pool.tree.continuation(context, budget, self.draft_length))
         return Proposal.chain(draft.tokens) if draft.score >= self.min_score else Proposal.empty()
 
     @staticmethod
@@ -153,7 +152,7 @@ class SuffixDrafter:
         self.restore(child, None, 0)  # indexing takes hardly longer than a copy
 
     def release(self, sequence: SequenceView) -> None:
-        if self._states.pop(sequence.request_id, None) is not None:
+        if self._states.pop(sequence.request_id, None) is not None and not sequence.private_drafts:
             self.pool.add(sequence.token_ids, sequence.num_prompt_tokens)
 
 

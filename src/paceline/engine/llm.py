@@ -6,16 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from paceline.core.params import SamplingParams
-from paceline.drafters.base import METHODS, Drafter, create_drafter
+from paceline.drafters.base import METHODS, create_drafter
 from paceline.drafters.config import SpeculativeConfig
 from paceline.engine.engine import Engine, EngineConfig, RequestOptions
 from paceline.engine.outputs import RequestOutput, Update
+from paceline.engine.room import affordable_blocks, model_len
 from paceline.errors import PacelineError
 from paceline.models.adopt import adopt
-from paceline.models.config import ModelConfig
 from paceline.models.home import Progress, silent
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.tokenizer import Tokenizer
@@ -52,8 +50,8 @@ class LLM:
         config = _speculative_config(speculative_config)
         self.model = _load(model, dtype, device, progress)
         self.speculative_config = config
-        blocks = _affordable_blocks(self.model, kv_cache_memory_bytes)
-        length = _model_len(self.model.config, max_model_len, blocks)
+        blocks = affordable_blocks(self.model, kv_cache_memory_bytes)
+        length = model_len(self.model.config, max_model_len, blocks)
         # What all seats can use, and as much again for prompts that are kept.
         seats = max_num_seqs * -(-length // BLOCK)
         blocks = min(blocks, 2 * seats if enable_prefix_caching else seats)
@@ -64,19 +62,16 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             prefix_cache_blocks=blocks if enable_prefix_caching else 0,
         )
-        drafters: dict[str, Drafter] = {}
-        if config.method != "none" and config.num_speculative_tokens > 0:
-            if config.draft_cache_tokens is None and _has_draft_cache(config):
-                config = replace(config, draft_cache_tokens=blocks * BLOCK)
-            drafters[config.method] = create_drafter(config, self.model)
+        speculates = config.method != "none" and config.num_speculative_tokens > 0
         self.engine = Engine(
             self.model.decoder,
             engine_config,
-            drafters,
-            method=config.method if drafters else "none",
-            num_draft_tokens=config.num_speculative_tokens,
+            method=config.method if speculates else "none",
             tokenizer=self.model.tokenizer,
         )
+        self._methods: dict[str, SpeculativeConfig] = {}
+        if speculates:
+            self.add_method(config)
         self._arrived: dict[int, deque[Update]] = {}  # updates of requests that somebody is waiting for
 
     @property
@@ -108,8 +103,10 @@ class LLM:
             self._ensure_method(own_options)
             self.engine.check_request(prompt_ids, own_params, own_options)
         texts = [_text_of(prompt) for prompt in listed]
-        numbers = [self._add(*request) for request in zip(ids, params, chosen, texts, strict=True)]
+        numbers: list[int] = []
         try:
+            for request in zip(ids, params, chosen, texts, strict=True):
+                numbers.append(self._add(*request))
             finished = {number: self._last_update(number).output for number in numbers}
         finally:
             self._leave(numbers)
@@ -120,13 +117,14 @@ class LLM:
     ) -> Iterator[Update]:
         """Answer one prompt, update by update: text as it settles. The last update carries the whole output.
 
-        Closing the iterator cancels the request. Several streams may be open, and run together.
+        The request begins with the first `next`; closing the iterator cancels it. Several streams run together.
         """
         options = options or RequestOptions()
-        self._ensure_method(options)
         params = SamplingParams() if sampling_params is None else sampling_params
-        number = self._add(self._encode(prompt), params, options, _text_of(prompt))
-        return self._updates(number)
+        ids = self._encode(prompt)
+        self._ensure_method(options)
+        self.engine.check_request(ids, params, options)
+        return self._updates(ids, params, options, _text_of(prompt))
 
     def chat(
         self,
@@ -148,11 +146,25 @@ class LLM:
         return self.tokenizer.apply_chat_template(messages)
 
     def add_method(self, config: SpeculativeConfig | Mapping[str, Any]) -> str:
-        """Load another drafting method, for requests that name it in their options; its name."""
+        """Load another drafting method, for requests that name it in their options; its name.
+
+        One that is loaded keeps its drafter; its K may change. Raises PacelineError if other settings would.
+        """
         config = _speculative_config(config)
-        if config.method not in self.engine.speculation.drafters and config.method != "none":
-            self.engine.speculation.add(config.method, create_drafter(config, self.model))
-        return config.method
+        name = config.method
+        if name == "none":
+            return name
+        if config.draft_cache_tokens is None and _has_draft_cache(config):
+            config = replace(config, draft_cache_tokens=self.engine.config.num_kv_blocks * BLOCK)
+        known = self._methods.get(name)
+        if known is not None and replace(known, num_speculative_tokens=config.num_speculative_tokens) != config:
+            raise PacelineError(
+                f"method {name!r} is loaded already, with other settings", hint="build another LLM to change them"
+            )
+        drafter = create_drafter(config, self.model) if known is None else self.engine.speculation.drafters[name]
+        self.engine.add_method(name, drafter, config.num_speculative_tokens)
+        self._methods[name] = config
+        return name
 
     def reset_prefix_cache(self) -> None:
         """Forget all kept prompts and answers."""
@@ -161,15 +173,18 @@ class LLM:
     def _ensure_method(self, options: RequestOptions) -> None:
         """Methods that need no model of their own are loaded when first asked for."""
         name = options.method
-        if name is not None and name in METHODS and "model" not in METHODS[name].options:
-            self.add_method(SpeculativeConfig(method=name))
+        if name in METHODS and name not in self._methods and "model" not in METHODS[name].options:
+            self.add_method({"method": name})
 
     def _add(self, prompt_ids: list[int], params: SamplingParams, options: RequestOptions, text: str | None) -> int:
         number = self.engine.add_request(prompt_ids, params, options, text)
         self._arrived[number] = deque()
         return number
 
-    def _updates(self, number: int) -> Iterator[Update]:
+    def _updates(
+        self, prompt_ids: list[int], params: SamplingParams, options: RequestOptions, text: str | None
+    ) -> Iterator[Update]:
+        number = self._add(prompt_ids, params, options, text)
         try:
             while True:
                 update = self._next_update(number)
@@ -183,6 +198,8 @@ class LLM:
     def _next_update(self, number: int) -> Update:
         """Step until there is news of a request; that of others is kept for those who wait for it."""
         while not self._arrived[number]:
+            if not self.engine.has_unfinished:
+                raise RuntimeError(f"request {number} is gone: the engine was told to cancel it")
             for update in self.engine.step():
                 if update.request_id in self._arrived:
                     self._arrived[update.request_id].append(update)
@@ -235,45 +252,6 @@ def _speculative_config(given: SpeculativeConfig | Mapping[str, Any] | None) -> 
 def _has_draft_cache(config: SpeculativeConfig) -> bool:
     members = config.methods or (config,)
     return any("draft_cache_tokens" in METHODS[m.method].options for m in members if m.method in METHODS)
-
-
-def _affordable_blocks(model: LoadedModel, memory: int | None) -> int:
-    c = model.config
-    of_block = 2 * BLOCK * c.num_layers * c.num_kv_heads * c.head_dim * model.decoder.dtype.itemsize
-    available = _free_memory(model.decoder.device) // 4 if memory is None else memory
-    if available < of_block:
-        raise PacelineError(
-            f"the KV cache may take {available} bytes, but a block of {BLOCK} positions takes {of_block}",
-            hint="raise kv_cache_memory_bytes",
-        )
-    return available // of_block
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (AttributeError, ValueError, OSError):  # not a POSIX system
-        return 8 << 30
-
-
-def _model_len(config: ModelConfig, asked: int | None, blocks: int) -> int:
-    """Tokens that a request may have: no more than the KV blocks of one alone can hold."""
-    fits = blocks * BLOCK + 1  # the newest token has no row
-    if asked is None:
-        return min(config.max_context, fits)
-    if not 1 < asked <= config.max_context:
-        raise PacelineError(
-            f"max_model_len is {asked}, and the model has {config.max_context} positions",
-            hint=f"choose 2 to {config.max_context}",
-        )
-    if asked > fits:
-        raise PacelineError(
-            f"max_model_len is {asked}, but the KV cache has room for {fits} tokens",
-            hint="lower max_model_len, or raise kv_cache_memory_bytes",
-        )
-    return asked
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -5,14 +5,17 @@ Bits of a row depend on its own path alone, so a hit changes nothing but time. W
 a snapshot taken at a sequence's end serves every prefix of it.
 """
 
+import logging
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.drafters.base import NOTHING, Drafter
+from paceline.drafters.base import Drafter
 from paceline.models.cache import KVPool
 from paceline.ops.attention import BLOCK
+
+logger = logging.getLogger("paceline.engine")
 
 
 @dataclass(slots=True, eq=False)
@@ -30,7 +33,7 @@ class _Node:
     parent: "_Node | None"
     block: int
     children: dict[tuple[int, ...], "_Node"] = field(default_factory=dict)
-    snapshots: dict[str, Snapshot] = field(default_factory=dict)  # by the drafter's name
+    snapshots: dict[int, Snapshot] = field(default_factory=dict)  # by the drafter's identity
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,11 @@ class PrefixCache:
     def lookup(self, token_ids: Sequence[int], drafter: Drafter | None) -> Hit:
         """What is known of `token_ids`. A drafter that lives on the target's features must know the prefix, too."""
         path = self._path(token_ids)
-        if drafter is not None and drafter.needs != NOTHING:
-            while path and drafter.name not in path[-1].snapshots:
+        if drafter is not None and drafter.needs.features:
+            while path and id(drafter) not in path[-1].snapshots:
                 path.pop()
         self._touch(path)
-        snapshot = path[-1].snapshots.get(drafter.name) if path and drafter is not None else None
+        snapshot = path[-1].snapshots.get(id(drafter)) if path else None
         return Hit(tuple(node.block for node in path), None if snapshot is None else snapshot.state)
 
     def insert(self, token_ids: Sequence[int], blocks: Sequence[int]) -> None:
@@ -89,10 +92,10 @@ class PrefixCache:
         snapshot = Snapshot(drafter, state)
         path = self._path(token_ids)
         if not path:
-            drafter.discard(state)
+            _discard(drafter, state)
         for node in path:
-            self._detach(node, drafter.name)
-            node.snapshots[drafter.name] = snapshot
+            self._detach(node, id(drafter))
+            node.snapshots[id(drafter)] = snapshot
             snapshot.holders += 1
 
     def evict_one(self) -> bool:
@@ -105,9 +108,9 @@ class PrefixCache:
 
     def drop_snapshots(self, drafter: Drafter) -> bool:
         """Discard all states of a drafter that has run out of room; whether there were any."""
-        holding = [node for node in self._recency if drafter.name in node.snapshots]
+        holding = [node for node in self._recency if id(drafter) in node.snapshots]
         for node in holding:
-            self._detach(node, drafter.name)
+            self._detach(node, id(drafter))
         return bool(holding)
 
     def clear(self) -> None:
@@ -135,12 +138,19 @@ class PrefixCache:
         del self._recency[node]
         del (node.parent or self._root).children[node.tokens]
         self._pool.give_back(node.block)
-        for name in list(node.snapshots):
-            self._detach(node, name)
+        for identity in list(node.snapshots):
+            self._detach(node, identity)
 
-    def _detach(self, node: _Node, name: str) -> None:
-        snapshot = node.snapshots.pop(name, None)
+    def _detach(self, node: _Node, identity: int) -> None:
+        snapshot = node.snapshots.pop(identity, None)
         if snapshot is not None:
             snapshot.holders -= 1
             if snapshot.holders == 0:
-                snapshot.drafter.discard(snapshot.state)
+                _discard(snapshot.drafter, snapshot.state)
+
+
+def _discard(drafter: Drafter, state: Any) -> None:
+    try:
+        drafter.discard(state)
+    except Exception:  # a drafter's fault is nobody else's
+        logger.exception("method %s could not discard a snapshot", drafter.name)

@@ -71,11 +71,14 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Decide the next step; blocks for all its rows are taken."""
         plan = Schedule()
+        for sequence in self.running:
+            if sequence.decodes:
+                sequence.cache.truncate(sequence.cache.length)  # blocks of the last step's rejected drafts
         # 1. The running ones go on, oldest first. Who finds no block for its next row puts the youngest back.
         for sequence in list(self.running):
-            if sequence in self.running and sequence.num_to_prefill == 0:
+            if sequence in self.running and sequence.decodes:
                 self._make_room(sequence, plan)
-        plan.turns = [self._turn(sequence) for sequence in self.running if sequence.num_to_prefill == 0]
+        plan.turns = [self._turn(sequence) for sequence in self.running if sequence.decodes]
         # 2. The waiting come in, in order, while there is room for all that they have.
         while self.waiting and len(self.running) < self._max_num_seqs and not plan.put_back:
             sequence = self.waiting[0]
@@ -83,7 +86,7 @@ class Scheduler:
             if admission is None:
                 break
             plan.admitted.append(admission)
-            if sequence.num_to_prefill == 0 and not sequence.forks_due:
+            if sequence.decodes:
                 plan.turns.append(self._turn(sequence))
         # 3. Prompts, a chunk each, as far as the step's rows go; one chunk always goes.
         rows = sum(1 + turn.budget for turn in plan.turns)

@@ -1,38 +1,19 @@
-"""`Request`: what was asked. `Sequence`: one choice of it in flight, with all that is known of it."""
+"""`Sequence`: one choice of a request in flight, with all that is known of it."""
 
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field, replace
 
-from paceline.core.constraint import TokenConstraint
 from paceline.core.drafting import DraftSampler
 from paceline.core.logprobs import PositionLogprobs
-from paceline.core.params import SamplingParams
 from paceline.core.path import PathSampler
 from paceline.core.rng import CounterNoise, GeneratorDraws
-from paceline.core.verify import Rule
 from paceline.drafters.base import Drafter
 from paceline.engine.detokenize import IncrementalDetokenizer
 from paceline.engine.outputs import CompletionOutput, Update
+from paceline.engine.request import Request
 from paceline.engine.statistics import SpeculationStatistics
 from paceline.models.cache import KVPool, SequenceCache
 from paceline.models.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A checked request. `limit`: tokens it may generate; `stop_ids` end it; `seed` is set, drawn if need be."""
-
-    request_id: int
-    prompt_ids: tuple[int, ...]
-    params: SamplingParams
-    seed: int
-    limit: int
-    stop_ids: frozenset[int]
-    eos_token_ids: tuple[int, ...]
-    rule: Rule
-    num_draft_tokens: int = 0
-    constraint: TokenConstraint | None = None
-    prompt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +43,6 @@ class Sequence:
     detokenizer: IncrementalDetokenizer | None
     drafter: Drafter | None = None  # None: it is decoded plainly
     forks_due: bool = False  # other choices begin where its prompt ends
-    num_cached_tokens: int = 0
     num_put_back: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -89,6 +69,7 @@ class Sequence:
             draft_draws=GeneratorDraws(request.seed, stream="draft"),
             verify_draws=GeneratorDraws(request.seed, stream="verify"),
             detokenizer=None if tokenizer is None else IncrementalDetokenizer(tokenizer, params.stop),
+            drafter=request.drafter,
             forks_due=params.n > 1,
         )
 
@@ -134,6 +115,15 @@ class Sequence:
         """Rows it lacks before it can be decoded: all tokens but the last have one then."""
         return len(self.token_ids) - 1 - self.cache.length
 
+    @property
+    def decodes(self) -> bool:
+        """Whether its next pass yields a token: the prompt is done, and the other choices have begun."""
+        return self.num_to_prefill == 0 and not self.forks_due
+
+    @property
+    def private_drafts(self) -> bool:
+        return self.request.private_drafts
+
     def cut(self, tokens: Ids[int], finish_reason: str | None) -> int:
         """How many tokens of a pass are kept; they end the answer if there is a reason, or if a stop string is met.
 
@@ -156,8 +146,8 @@ class Sequence:
 
     def extend(self, tokens: Ids[int], done: Pass, logprobs: Ids[PositionLogprobs]) -> None:
         """Take what is kept of a pass."""
+        self.sampler = self.sampler.advance(*tokens)  # a constraint may raise
         self.token_ids.extend(tokens)
-        self.sampler = self.sampler.advance(*tokens)
         self.passes.append(done)
         self.logprobs.extend(logprobs)
 
@@ -178,6 +168,10 @@ class Sequence:
         self.take_back(-kept)
         if self.stop_reason is None:
             self.error = error
+
+    def fail(self, error: str) -> None:
+        """End it where it stands, in whatever state a fault has left it."""
+        self.finish_reason, self.stop_reason, self.error = "error", None, error
 
     def take_update(self) -> Update:
         """What has not been shown yet and can be: tokens that a stop string may still take back wait."""

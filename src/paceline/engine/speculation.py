@@ -2,11 +2,11 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 from typing import Any, TypeVar
 
-from paceline.core.proposal import Proposal
+from paceline.core.proposal import Proposal, check_proposal
 from paceline.drafters.base import Drafter, Features
 from paceline.engine.prefix_cache import Hit, PrefixCache
 from paceline.engine.scheduler import Turn
@@ -21,24 +21,19 @@ T = TypeVar("T")
 class Speculation:
     """All drafters of an engine, by name. `faults` counts what each did wrong."""
 
-    def __init__(self, drafters: Mapping[str, Drafter], prefix_cache: PrefixCache, vocab_size: int) -> None:
+    def __init__(self, prefix_cache: PrefixCache, vocab_size: int) -> None:
         self.drafters: dict[str, Drafter] = {}
+        self.taps: tuple[int, ...] = ()  # layers whose output some drafter wants to see
         self.faults: Counter[str] = Counter()
         self._prefix_cache = prefix_cache
         self._vocab_size = vocab_size
-        for name, drafter in drafters.items():
-            self.add(name, drafter)
 
     def add(self, name: str, drafter: Drafter) -> None:
         """Raises PacelineError for a drafter that asks for what the engine does not give."""
         if drafter.needs.early_layer is not None:
             raise PacelineError(f"method {name!r} resumes at layer {drafter.needs.early_layer}: not supported yet")
         self.drafters[name] = drafter
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """Layers whose output some drafter wants to see."""
-        return tuple(sorted({n for d in self.drafters.values() for n in d.needs.hidden_layers if n >= 0}))
+        self.taps = tuple(sorted({*self.taps, *(layer for layer in drafter.needs.hidden_layers if layer >= 0)}))
 
     def propose(self, turns: Iterable[Turn]) -> list[Proposal]:
         """One proposal a turn, empty where nothing was drafted; one call for all sequences of a drafter."""
@@ -75,10 +70,7 @@ class Speculation:
         if len(proposals) != len(turns):
             raise ValueError(f"{len(proposals)} proposals for {len(turns)} sequences")
         for proposal, budget in zip(proposals, budgets, strict=True):
-            if len(proposal) > budget:
-                raise ValueError(f"{len(proposal)} drafted nodes, {budget} were asked for")
-            if proposal.tokens and max(proposal.tokens) >= self._vocab_size:
-                raise ValueError(f"token {max(proposal.tokens)} was drafted, the vocabulary has {self._vocab_size}")
+            check_proposal(proposal, budget, self._vocab_size)
         return proposals
 
     def begin(self, sequence: Sequence, hit: Hit) -> None:
@@ -100,7 +92,7 @@ class Speculation:
 
     def fail(self, sequence: Sequence, error: Exception) -> None:
         """The request goes on without speculation."""
-        drafter, sequence.drafter = sequence.drafter, None
+        drafter = sequence.drafter
         if drafter is None:
             return
         self.faults[drafter.name] += 1
@@ -112,10 +104,15 @@ class Speculation:
             error,
             exc_info=not isinstance(error, PacelineError),
         )
+        self._forget(sequence)
+
+    def _forget(self, sequence: Sequence) -> None:
+        drafter, sequence.drafter = sequence.drafter, None
         try:
-            drafter.release(sequence)
+            if drafter is not None:
+                drafter.release(sequence)
         except Exception:
-            logger.exception("method %s could not even forget request %d", drafter.name, sequence.request.request_id)
+            logger.exception("a method could not even forget request %d", sequence.request.request_id)
 
     def _guard(self, sequence: Sequence, call: Callable[[Drafter], T]) -> T | None:
         if sequence.drafter is None:
@@ -125,3 +122,6 @@ class Speculation:
         except Exception as error:
             self.fail(sequence, error)
             return None
+        except BaseException:  # Ctrl-C: the drafter may have lost its place
+            self._forget(sequence)
+            raise

@@ -1,0 +1,166 @@
+"""What is asked for, and whether it can be: `Intake` turns a prompt, parameters and options into a `Request`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from paceline.core.constraint import TokenConstraint
+from paceline.core.params import SamplingParams
+from paceline.core.rng import draw_seed
+from paceline.core.stopping import token_limit
+from paceline.core.verify import Rule, make_rule
+from paceline.drafters.base import Drafter
+from paceline.drafters.config import MAX_DRAFT_TOKENS
+from paceline.errors import PacelineError
+from paceline.models.config import ModelConfig
+from paceline.ops.attention import BLOCK
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How much may run at once. Raises PacelineError for a number below its least value."""
+
+    max_model_len: int  # tokens of a request, prompt and answer
+    num_kv_blocks: int  # of 64 positions, for all requests and the prefix cache together
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 512  # rows of a step that still takes another prompt chunk
+    prefix_cache_blocks: int = 0  # 0: prompts are not kept
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_kv_blocks"):
+            if getattr(self, name) < 1:
+                raise PacelineError(f"{name} is {getattr(self, name)}; it must be 1 or more")
+        if self.prefix_cache_blocks < 0:
+            raise PacelineError(f"prefix_cache_blocks is {self.prefix_cache_blocks}; it must be 0 or more")
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOptions:
+    """How one request is sped up. Under a lossless rule nothing here changes what comes out."""
+
+    speculative: bool = True
+    method: str | None = None  # one of the engine's drafters; None: its own
+    num_speculative_tokens: int | None = None  # None: the method's
+    rule: str | Rule = "coupled"  # by name, or with parameters of its own
+    constraint: TokenConstraint | None = None
+    private_drafts: bool = False  # no other request drafts from its text, nor it from another's
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A checked request. `limit`: tokens it may generate; `stop_ids` end it; `seed` is set, drawn if need be."""
+
+    request_id: int
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    limit: int
+    stop_ids: frozenset[int]
+    eos_token_ids: tuple[int, ...]
+    rule: Rule
+    drafter: Drafter | None = None  # None: it is decoded plainly
+    num_draft_tokens: int = 0
+    constraint: TokenConstraint | None = None
+    private_drafts: bool = False
+    prompt: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Method:
+    drafter: Drafter | None
+    num_draft_tokens: int  # a step, where a request does not say
+
+
+class Intake:
+    """Knows what the engine has to offer: a model, room, a tokenizer or none, and drafting methods by name."""
+
+    def __init__(
+        self, model: ModelConfig, config: EngineConfig, eos_token_ids: tuple[int, ...], has_text: bool, method: str
+    ) -> None:
+        if config.max_model_len > model.max_context:
+            raise PacelineError(
+                f"max_model_len is {config.max_model_len}, and the model has {model.max_context} positions",
+                hint="lower max_model_len",
+            )
+        self._vocab_size = model.vocab_size
+        self._config = config
+        self._eos_token_ids = eos_token_ids
+        self._has_text = has_text
+        self._default = method
+        self._methods = {"none": _Method(None, 0)}
+
+    def offer(self, name: str, drafter: Drafter, num_draft_tokens: int) -> None:
+        """From now on requests may name this method. Raises PacelineError if K cannot be."""
+        self._methods[name] = _Method(drafter, _checked_draft_tokens(num_draft_tokens))
+
+    def request(
+        self,
+        request_id: int,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        options: RequestOptions,
+        prompt: str | None,
+    ) -> Request:
+        """Raises PacelineError, one line, for what can never be answered."""
+        limit = token_limit(len(prompt_ids), params, self._config.max_model_len)
+        self._check_prompt(prompt_ids)
+        self._check_room(len(prompt_ids) + limit)
+        params.check_vocabulary(self._vocab_size)
+        if params.stop and not self._has_text:
+            raise PacelineError("stop strings need a tokenizer, and the model has none", hint="use stop_token_ids")
+        method = self._method(options)
+        count = options.num_speculative_tokens
+        count = method.num_draft_tokens if count is None else _checked_draft_tokens(count)
+        drafter = method.drafter if count else None
+        eos = frozenset() if params.ignore_eos else frozenset(self._eos_token_ids)
+        return Request(
+            request_id=request_id,
+            prompt_ids=tuple(prompt_ids),
+            params=params,
+            seed=draw_seed() if params.seed is None else params.seed,
+            limit=limit,
+            stop_ids=frozenset(params.stop_token_ids) | eos,
+            eos_token_ids=self._eos_token_ids,
+            rule=_checked_rule(options.rule, drafter),
+            drafter=drafter,
+            num_draft_tokens=count,
+            constraint=options.constraint,
+            private_drafts=options.private_drafts,
+            prompt=prompt,
+        )
+
+    def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        if not 0 <= min(prompt_ids) <= max(prompt_ids) < self._vocab_size:
+            strange = next(token for token in prompt_ids if not 0 <= token < self._vocab_size)
+            raise PacelineError(f"the prompt holds token {strange} and the vocabulary has {self._vocab_size} tokens")
+
+    def _check_room(self, num_tokens: int) -> None:
+        needed = -(-(num_tokens - 1) // BLOCK)  # the newest token has no row
+        if needed > self._config.num_kv_blocks:
+            raise PacelineError(
+                f"the request may need {needed} KV blocks, but there are {self._config.num_kv_blocks} of them",
+                hint="lower max_tokens, shorten the prompt, or give the KV cache more memory",
+            )
+
+    def _method(self, options: RequestOptions) -> _Method:
+        name = (options.method or self._default) if options.speculative else "none"
+        if name not in self._methods:
+            raise PacelineError(f"method {name!r} is not loaded", hint=f"this engine has: {', '.join(self._methods)}")
+        return self._methods[name]
+
+
+def _checked_draft_tokens(count: int) -> int:
+    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_DRAFT_TOKENS:
+        raise PacelineError(
+            f"num_speculative_tokens is {count!r}; it must be a whole number from 0 to {MAX_DRAFT_TOKENS}"
+        )
+    return count
+
+
+def _checked_rule(rule: str | Rule, drafter: Drafter | None) -> Rule:
+    rule = make_rule(rule) if isinstance(rule, str) else rule
+    if drafter is not None and drafter.needs.trees and not rule.takes_trees:
+        raise PacelineError(
+            f"verification rule {rule.name!r} takes chains, and method {drafter.name!r} drafts trees",
+            hint="use the rule 'coupled' or 'standard', or a method that drafts chains",
+        )
+    return rule
