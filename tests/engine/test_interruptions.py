@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: what was not struck goes on as if nothing had been; nothing shown is lost or shown twice."""
+"""Ctrl-C at any moment: what was not struck goes on unmoved, and nothing shown is lost or shown twice."""
 
 import contextlib
 import itertools
