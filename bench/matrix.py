@@ -98,12 +98,12 @@ def run_matrix(
     drafters: Mapping[str, Callable[[], Drafter]],
     ks: Sequence[int],
     num_tokens: int,
-    done: set[tuple[int, str, str, int]],
+    skip: set[tuple[int, str, str, int]],
 ) -> Iterator[Cell]:
-    """Every cell that is not in `done`; a prompt's plain tokens are worked out once for each set of parameters."""
+    """Every cell whose key is not in `skip`; a prompt's plain tokens are worked out once for each set of parameters."""
     for number, prompt in enumerate(prompts):
         for params_name, params in PARAMS.items():
-            todo = [(name, k) for name in drafters for k in ks if (number, params_name, name, k) not in done]
+            todo = [(name, k) for name in drafters for k in ks if (number, params_name, name, k) not in skip]
             if not todo:
                 continue
             expected = plain_tokens(target, prompt, replace(params, max_tokens=num_tokens))
