@@ -14,8 +14,8 @@ from paceline.errors import PacelineError
 
 DEFAULTS = SamplingParams()
 # What the registries hold, which themselves would import torch; a test compares.
-METHOD_NAMES = ("none", "ngram", "suffix", "draft_model")
-METHODS_WITH_MODEL = ("draft_model",)
+METHOD_NAMES = ("none", "ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3")
+METHODS_WITH_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
 RULE_NAMES = ("coupled", "standard", "block")
 DTYPE_NAMES = ("auto", "bf16", "fp32", "fp64")
 DTYPE_SPELLINGS = ("bfloat16", "float32", "float64")

@@ -4,8 +4,8 @@ Which kind depends on the request and the rule: a greedy request takes the arg-m
 draft's distribution on the target's noise, the others sample without replacement and keep the distribution.
 """
 
-from dataclasses import dataclass, field
-from typing import Protocol, Self
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -19,14 +19,23 @@ from paceline.core.sampling import NoTokenAllowedError, adjusted_logits
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Siblings in draw order, and the row [V] they were sampled from if the rule needs it."""
+    """Siblings in draw order, and the row [V] they were sampled from if the rule needs it.
+
+    `scores`, where asked for: of each sibling the log of the chance, as far as the draft knows, that it is accepted.
+    """
 
     tokens: tuple[int, ...]
     probs: Row | None = None
+    scores: tuple[float, ...] = ()
 
 
 class DraftSampler(Protocol):
-    """Picks drafted tokens after one path."""
+    """Picks drafted tokens after one path.
+
+    `prunable`: what was drawn may be dropped or re-ranked. Of tokens drawn by chance of their own none may be.
+    """
+
+    prunable: ClassVar[bool]
 
     def draw(self, logits: Tensor, k: int = 1) -> Draw:
         """Up to k distinct siblings from the draft's logits; ids the target lacks are never drawn.
@@ -35,27 +44,40 @@ class DraftSampler(Protocol):
         back, or none, where fewer are possible. Raises BadLogitsError on NaN.
         """
 
+    def scored(self, logits: Tensor, k: int) -> Draw:
+        """`draw` with scores."""
+
     def advance(self, *tokens: int) -> Self:
         """The sampler after `tokens`, for the next level."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopDrafts:
-    """The k likeliest tokens: point masses."""
+    """The k likeliest tokens: point masses. Scores: log q."""
 
     path: PathSampler
+    prunable: ClassVar[bool] = True
 
     def draw(self, logits: Tensor, k: int = 1) -> Draw:
+        row = self._row(logits)
+        return Draw(()) if row is None else Draw(tuple(_likeliest(row, k).tolist()))
+
+    def scored(self, logits: Tensor, k: int) -> Draw:
+        row = self._row(logits)
+        if row is None:
+            return Draw(())
+        ids = _likeliest(row, k)
+        scores = row[ids].double() - row.double().logsumexp(0)
+        return Draw(tuple(ids.tolist()), scores=tuple(scores.tolist()))
+
+    def _row(self, logits: Tensor) -> Tensor | None:
         path = self.path
         logits = fit_vocabulary(logits, path.vocab_size)
         allowed = path.constraint.allowed(path.state)
         try:
-            row = adjusted_logits(logits, path.params, path.history, path.end_tokens, allowed)
+            return adjusted_logits(logits, path.params, path.history, path.end_tokens, allowed)
         except NoTokenAllowedError:
-            return Draw(())
-        ids = top_ids(row, k)
-        possible = ids[row[ids] > -torch.inf].tolist()
-        return Draw(tuple(possible))
+            return None
 
     def advance(self, *tokens: int) -> "TopDrafts":
         return TopDrafts(self.path.advance(*tokens))
@@ -63,9 +85,13 @@ class TopDrafts:
 
 @dataclass(frozen=True, slots=True)
 class CoupledDrafts:
-    """The first k finishers of the race the target will run: same noise, the draft's weights."""
+    """The first k finishers of the race the target will run: same noise, the draft's weights.
+
+    Scores: log softmax of log q + g, since the race that the target runs differs from this one in log p − log q alone.
+    """
 
     path: PathSampler
+    prunable: ClassVar[bool] = True
 
     def draw(self, logits: Tensor, k: int = 1) -> Draw:
         path = self.path
@@ -77,16 +103,24 @@ class CoupledDrafts:
             return Draw((path.noise.race(support),))
         return Draw(tuple(path.noise.race_top(support.dense(path.vocab_size), k)))
 
+    def scored(self, logits: Tensor, k: int) -> Draw:
+        weights = _weights(self.path, logits)
+        if weights is None:
+            return Draw(())
+        finish = self.path.noise.finish(weights, k)
+        return Draw(finish.tokens, scores=finish.log_shares)
+
     def advance(self, *tokens: int) -> "CoupledDrafts":
         return CoupledDrafts(self.path.advance(*tokens))
 
 
 @dataclass(frozen=True, slots=True)
 class SampledDrafts:
-    """Sampled without replacement with a chance of their own; the row goes along for the ratio p/q."""
+    """Sampled without replacement with a chance of their own; the row goes along for the ratio p/q. Scores: log q."""
 
     path: PathSampler
     draws: Draws = field(compare=False)
+    prunable: ClassVar[bool] = False
 
     def draw(self, logits: Tensor, k: int = 1) -> Draw:
         weights = _weights(self.path, logits)
@@ -94,8 +128,20 @@ class SampledDrafts:
             return Draw(())
         return Draw(tuple(without_replacement(weights, k, self.draws)), normalised(weights))
 
+    def scored(self, logits: Tensor, k: int) -> Draw:
+        drawn = self.draw(logits, k)
+        if drawn.probs is None:
+            return drawn
+        return replace(drawn, scores=tuple(drawn.probs[list(drawn.tokens)].log().tolist()))
+
     def advance(self, *tokens: int) -> "SampledDrafts":
         return SampledDrafts(self.path.advance(*tokens), self.draws)
+
+
+def _likeliest(row: Tensor, k: int) -> Tensor:
+    """Ids [≤ k] of the possible tokens, likeliest first."""
+    ids = top_ids(row, k)
+    return ids[row[ids] > -torch.inf]
 
 
 def _weights(path: PathSampler, logits: Tensor) -> Tensor | None:

@@ -111,6 +111,14 @@ def race(weights: Tensor, exponentials: Tensor) -> int:
     return int((exponentials / weights).argmin())
 
 
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The first finishers of a race, and the log of each one's share of all runners' speeds p̃/E."""
+
+    tokens: tuple[int, ...]
+    log_shares: tuple[float, ...]
+
+
 class Noise(Protocol):
     """Noise for one generated token, and for those after it."""
 
@@ -122,6 +130,9 @@ class Noise(Protocol):
 
     def race_top(self, weights: Tensor, k: int) -> list[int]:
         """The first k finishers, top k of log p + g: draws without replacement. Fewer if fewer can win."""
+
+    def finish(self, weights: Tensor, k: int) -> Finish:
+        """`race_top` with log softmax(log p + g) of each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +180,13 @@ class CounterNoise:
         times = self.exponentials(runners) / their_weights
         finishers: list[int] = runners[top_ids(-times, k)].tolist()
         return finishers
+
+    def finish(self, weights: Tensor, k: int) -> Finish:
+        runners, their_weights = _runners(weights)
+        times = self.exponentials(runners) / their_weights
+        first = top_ids(-times, k)
+        shares = -times[first].log() - times.reciprocal().cumsum(0)[-1].log()
+        return Finish(tuple(runners[first].tolist()), tuple(shares.tolist()))
 
 
 def _runners(weights: Tensor) -> tuple[Tensor, Tensor]:

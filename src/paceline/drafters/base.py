@@ -162,6 +162,18 @@ METHODS: dict[str, Method] = {
         frozenset({"model", "draft_dtype", "draft_cache_tokens"}),
     ),
 }
+_HEAD = frozenset({"model", "speculative_token_tree", "tree_depth", "tree_top_k"})
+METHODS["medusa"] = Method("paceline.drafters.medusa:create", "heads that guess several tokens ahead", _HEAD)
+METHODS["eagle"] = Method(
+    "paceline.drafters.eagle:create",
+    "a one-layer head on the target's last hidden state (EAGLE-1, EAGLE-2)",
+    _HEAD | {"draft_cache_tokens"},
+)
+METHODS["eagle3"] = Method(
+    "paceline.drafters.eagle:create_eagle3",
+    "a one-layer head on three of the target's hidden states (EAGLE-3)",
+    _HEAD | {"draft_cache_tokens", "aux_hidden_layers"},
+)
 METHODS["composite"] = Method(
     "paceline.drafters.composite:create",
     "several methods in order: the first that has a draft",

@@ -1,15 +1,26 @@
 """How speculation is asked for: vLLM's keys, with Hugging Face's names as aliases."""
 
+import ast
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.errors import PacelineError
+
+if TYPE_CHECKING:  # a command line that only reads its arguments does without torch
+    from paceline.core.tree_shapes import StaticTree, TreeShape
 
 MAX_DRAFT_TOKENS = 128  # vLLM's bound, too
 DEFAULT_DRAFT_TOKENS = 4
 DEFAULT_SUFFIX_DEPTH = 24
+# Nodes of the trees as published; EAGLE's total_token of 60 counts the root.
+TREE_NODES: dict[str, dict[str | None, int]] = {
+    "medusa": {None: 63, "static": 63, "dynamic": 59},
+    "eagle": {"static": 25, "dynamic": 59},
+    "eagle3": {"static": 25, "dynamic": 59},
+}
+TREE_NAMES = ("chain", "static", "dynamic")
 
 ALIASES = {
     "num_draft_tokens": "num_speculative_tokens",
@@ -52,6 +63,18 @@ class SpeculativeConfig:
     """A draft ends before a token less likely than this, going by frequency; None is 0.1."""
     suffix_decoding_min_score: float | None = None
     """No draft of which fewer tokens are expected to be right; None is 0, or 2 if another method comes after it."""
+    speculative_token_tree: "str | StaticTree | None" = None
+    """The shape of a head's drafts: "chain", "static" (the method's published tree), "dynamic" (EAGLE-2's), or a list
+    of paths of ranks, best first (or vLLM's string of one). None: "static" for medusa, "chain" for eagle and eagle3.
+    A tree has at most `num_speculative_tokens` nodes; `from_dict` gives it as many as were published with it.
+    """
+    tree_depth: int | None = None
+    """Levels of a dynamic tree; None is 8, EAGLE's `depth` of 7 and the root's children."""
+    tree_top_k: int | None = None
+    """Children of a node, and nodes of a level that get some, in a dynamic tree; None is 10."""
+    aux_hidden_layers: tuple[int, ...] | None = None
+    """Layers of the target whose *outputs* an EAGLE-3 head reads, counted from 0 (Hugging Face's hidden_states[i + 1]);
+    None: what the checkpoint says."""
     methods: "tuple[SpeculativeConfig, ...] | None" = None
     """The methods of `composite`, first choice first: names, or mappings like this one's with options of their own."""
 
@@ -65,6 +88,7 @@ class SpeculativeConfig:
         for name in ("prompt_lookup_min", "prompt_lookup_max"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1, 64)
+        self._check_tree()
         if self.draft_cache_tokens is not None:
             _check_integer("draft_cache_tokens", self.draft_cache_tokens, 1, 2**31)
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
@@ -109,6 +133,12 @@ class SpeculativeConfig:
                 methods = _members(found["methods"], None)
                 most = max((member.num_speculative_tokens for member in methods), default=DEFAULT_DRAFT_TOKENS)
                 return {"methods": methods, "num_speculative_tokens": most}
+            case "medusa" | "eagle" | "eagle3" as method:
+                tree = found.get("speculative_token_tree")
+                if tree is None or tree in TREE_NAMES:
+                    return {"num_speculative_tokens": TREE_NODES[method].get(tree, DEFAULT_DRAFT_TOKENS)}
+                own = _static_tree(tree)
+                return {"speculative_token_tree": own, "num_speculative_tokens": len(own.paths)}
         return {}
 
     @property
@@ -116,6 +146,40 @@ class SpeculativeConfig:
         """`suffix_decoding_max_tree_depth` or its default."""
         depth = self.suffix_decoding_max_tree_depth
         return DEFAULT_SUFFIX_DEPTH if depth is None else depth
+
+    def tree(self, static: "StaticTree") -> "TreeShape":
+        """The shape of a head's drafts; `static`: as the method was published."""
+        from paceline.core.tree_shapes import DynamicTree, StaticTree
+
+        match self.speculative_token_tree:
+            case None | "static":
+                return static
+            case "dynamic":
+                return DynamicTree(self.tree_top_k or 10, self.tree_depth or 8, unpruned=static)
+            case StaticTree() as own:
+                return own
+        return StaticTree.chain(self.num_speculative_tokens)
+
+    def _check_tree(self) -> None:
+        tree = self.speculative_token_tree
+        if tree is not None and tree not in TREE_NAMES:
+            object.__setattr__(self, "speculative_token_tree", _static_tree(tree))
+        for name in ("tree_depth", "tree_top_k"):
+            value = getattr(self, name)
+            if value is not None:
+                _check_integer(name, value, 1, MAX_DRAFT_TOKENS)
+                if tree != "dynamic":
+                    raise PacelineError(
+                        f"{name} is {value}, and speculative_token_tree is {tree!r}: it is for dynamic trees",
+                        hint='"speculative_token_tree": "dynamic"',
+                    )
+        if self.aux_hidden_layers is not None:
+            layers: object = self.aux_hidden_layers
+            if isinstance(layers, str) or not isinstance(layers, Iterable) or not layers:
+                raise PacelineError(f"aux_hidden_layers is {layers!r}; it must be a list of layers")
+            for layer in layers:
+                _check_integer("a layer of aux_hidden_layers", layer, 0, 2**31 - 1)
+            object.__setattr__(self, "aux_hidden_layers", tuple(layers))
 
     def _check_suffix(self) -> None:
         for name, low, high in (
@@ -162,6 +226,25 @@ def _check_real(name: str, value: object, low: float, high: float) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if not (number and low <= value <= high):  # type: ignore[operator]
         raise PacelineError(f"{name} is {value!r}; it must be a number from {low} to {high}")
+
+
+def _static_tree(paths: Any) -> "StaticTree":
+    """A tree from a list of paths, or from vLLM's string of one."""
+    from paceline.core.tree_shapes import StaticTree
+
+    if isinstance(paths, StaticTree):
+        return paths
+    fault = PacelineError(
+        f"speculative_token_tree is {paths!r}; it must be one of {', '.join(TREE_NAMES)} or a list of paths of ranks",
+        hint="for instance [[0], [0, 0], [1]]",
+    )
+    try:
+        tree = [tuple(path) for path in (ast.literal_eval(paths) if isinstance(paths, str) else paths)]
+    except (ValueError, SyntaxError, TypeError) as error:
+        raise fault from error
+    if not tree or not all(isinstance(rank, int) for path in tree for rank in path):
+        raise fault
+    return StaticTree.of(tree)
 
 
 def _members(methods: object, num_speculative_tokens: int | None) -> tuple[SpeculativeConfig, ...]:

@@ -279,7 +279,7 @@ class Decoder:
             write_to=cache.slots(cache.length, n),
             positions=positions,
             reach=[(cache.length + depth) // BLOCK + 1 for depth in depths],
-            open_blocks=None if paths is None else _open_blocks(paths, cache.length, blocks, self.device),
+            open_blocks=None if paths is None else OpenBlocks.of(paths, cache.length, blocks, self.device),
             hidden=hidden,
         )
 
@@ -292,13 +292,3 @@ def _paths(parents: Sequence[int]) -> list[list[int]]:
             raise ValueError(f"row {row} has parent {parent}: parents come before their children")
         paths.append([*(paths[parent] if parent >= 0 else ()), row])
     return paths
-
-
-def _open_blocks(paths: list[list[int]], length: int, blocks: int, device: torch.device) -> OpenBlocks:
-    first = length // BLOCK
-    base, width = length - first * BLOCK, (blocks - first) * BLOCK
-    slots = torch.arange(width).repeat(len(paths), 1)  # committed rows stand at their own slot
-    slots[:, base:] = 0  # beyond a path's end: masked, any row will do
-    for row, path in enumerate(paths):
-        slots[row, base : base + len(path)] = torch.tensor(path) + base
-    return OpenBlocks(first, slots.to(device))

@@ -11,6 +11,7 @@ from paceline.models.home import Progress
 
 WITHOUT_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model", "*.txt")
 PATTERNS = (*WITHOUT_WEIGHTS, "*.safetensors")
+HEAD_PATTERNS = ("config.json", "*.safetensors.index.json", "*.safetensors", "pytorch_model.bin", "*.pt")
 _ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[\w.-]+)(@(?P<revision>[^:@\s]+))?(:(?P<file>[^:\s]+\.gguf))?(@(?P<late>[^:@\s]+))?"
 )

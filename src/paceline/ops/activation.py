@@ -21,6 +21,12 @@ def gated(gate_up: torch.Tensor, activation: str) -> torch.Tensor:
     return (active * up).to(gate_up.dtype)
 
 
+def silu(x: torch.Tensor) -> torch.Tensor:
+    """x / (1 + exp(−x)), element by element; bf16 is computed in float32 and rounded once."""
+    wide = x.float() if x.dtype == torch.bfloat16 else x
+    return _silu(wide).to(x.dtype)
+
+
 def _silu(x: torch.Tensor) -> torch.Tensor:
     return x / (1 + torch.exp(-x))
 

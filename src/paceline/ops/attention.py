@@ -40,6 +40,20 @@ class OpenBlocks:
     first: int
     slots: torch.Tensor
 
+    @classmethod
+    def of(cls, paths: Sequence[Sequence[int]], length: int, blocks: int, device: torch.device) -> "OpenBlocks":
+        """Behind `length` committed rows: each row's path there, itself last, as slots counted from the first free one.
+
+        `blocks`: of positions, up to the deepest row's.
+        """
+        first = length // BLOCK
+        base, width = length - first * BLOCK, (blocks - first) * BLOCK
+        slots = torch.arange(width).repeat(len(paths), 1)  # committed rows stand at their own slot
+        slots[:, base:] = 0  # beyond a path's end: masked, any row will do
+        for row, path in enumerate(paths):
+            slots[row, base : base + len(path)] = torch.tensor(path) + base
+        return cls(first, slots.to(device))
+
 
 def block_attention(
     q: torch.Tensor,

@@ -1,0 +1,204 @@
+"""EAGLE heads in the formats they are published in: their authors', and for EAGLE-3 vLLM's `speculators`, too."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.models.config import ModelConfig, described_by
+from paceline.models.decoder import Decoder
+from paceline.models.head_checkpoint import KINDS, check_hidden, checked_ids, linear, opened, unnamed_rows
+from paceline.models.head_files import HeadFiles
+from paceline.models.head_layer import HeadLayer
+from paceline.models.heads import DraftVocabulary, Eagle3Head, Eagle3Options, Eagle3Weights, EagleHead
+from paceline.models.hf_config import config_from_hf
+from paceline.ops.linear import Linear
+
+_AUX_KEY = "eagle_aux_hidden_state_layer_ids"
+
+
+def load_eagle(name: str, target: Decoder) -> EagleHead:
+    """An EAGLE-1 or -2 head for `target`: the two differ in how their trees grow alone. Raises PacelineError."""
+    files = opened(name, "eagle")
+    config = _layer_config(files, _inner(files.config))
+    size = target.config.hidden_size
+    check_hidden(files, "hidden_size", config.hidden_size, size)
+    fc = linear(target, files.take("fc.weight", size, 2 * size), files.find("fc.bias", size))
+    if "layer.input_layernorm.weight" in files.tensors:
+        raise PacelineError(f"{files.where}: an EAGLE-1/2 head has no input_layernorm in its first layer")
+    embedding = _embedding(files, target, size)
+    layer = _layer(files, config, size, target)
+    files.drop("lm_head.weight", "layer.self_attn.rotary_emb.inv_freq")
+    files.check_empty(KINDS["eagle"])
+    return EagleHead(layer, embedding, fc, target.head)
+
+
+def load_eagle3(name: str, target: Decoder, aux_layers: Sequence[int] | None = None) -> Eagle3Head:
+    """An EAGLE-3 head for `target`. `aux_layers`: whose outputs it reads, where its config is wrong or silent."""
+    files = opened(name, "eagle3")
+    raw = files.config
+    is_speculators = "speculators_model_type" in raw
+    if is_speculators and raw["speculators_model_type"] != "eagle3":
+        raise PacelineError(f"{files.where}: speculators_model_type is {raw['speculators_model_type']!r}, not 'eagle3'")
+    config = _layer_config(files, raw.get("transformer_layer_config", {}) if is_speculators else _inner(raw))
+    size, theirs = config.hidden_size, target.config.hidden_size
+    check_hidden(files, "target_hidden_size", raw.get("target_hidden_size") or theirs, theirs)
+    # SpecForge means by norm_output that the output layer reads normed states, which is always so
+    options = Eagle3Options(
+        aux_layers=_aux_layers(files, target.config.num_layers, aux_layers),
+        norm_before_residual=_norm_before_residual(files, is_speculators),
+        norm_output=bool(raw.get("norm_output")) and (is_speculators or "fc_norm.0.weight" in files.tensors),
+    )
+    fused = len(options.aux_layers) * theirs
+    width = files.tensors["fc.weight"].shape[-1] if "fc.weight" in files.tensors else fused
+    if width != fused:
+        raise PacelineError(
+            f"{files.where}: fc.weight reads {width} values, {len(options.aux_layers)} hidden states of the target "
+            f"make {len(options.aux_layers)} × {theirs}",
+            hint="the head was trained for another target, or on other layers",
+        )
+
+    def norm(key: str, width: int = size) -> torch.Tensor:
+        return files.take(key, width).to(target.embedding)
+
+    vocabulary, output = _eagle3_output(files, target, size)
+    weights = Eagle3Weights(
+        embedding=_embedding(files, target, size),
+        fc=linear(target, files.take("fc.weight", size, fused), files.find("fc.bias", size)),
+        fuse_norms=_fuse_norms(files, len(options.aux_layers), target),
+        input_norm=norm("input_norm.weight", fused) if _flag(files, "norm_before_fc", "input_norm.weight") else None,
+        embedding_norm=norm("layer.input_layernorm.weight"),
+        feature_norm=norm("layer.hidden_norm.weight"),
+        output_norm=norm("norm.weight"),
+        output=output,
+    )
+    layer = _layer(files, config, 2 * size, target)
+    files.drop("layer.self_attn.rotary_emb.inv_freq")
+    files.check_empty(KINDS["eagle3"])
+    return Eagle3Head(layer, weights, vocabulary, options)
+
+
+def _inner(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """vLLM's own EAGLE configs wrap the layer's in `model`."""
+    inner = raw.get("model")
+    return inner if isinstance(inner, Mapping) else raw
+
+
+def _layer_config(files: HeadFiles, raw: Mapping[str, Any]) -> ModelConfig:
+    if not raw.get("model_type"):
+        raise PacelineError(f"{files.where}: config.json does not describe the head's layer: it has no model_type")
+    with described_by(Path(files.where) / "config.json"):
+        config = config_from_hf({**raw, "num_hidden_layers": 1, "layer_types": None})
+    if raw.get("num_hidden_layers", 1) != 1:
+        raise PacelineError(f"{files.where}: the head has {raw['num_hidden_layers']} layers, 1 is supported")
+    return config
+
+
+def _layer(files: HeadFiles, config: ModelConfig, attention_width: int, target: Decoder) -> HeadLayer:
+    size, inner = config.hidden_size, config.intermediate_size
+    q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    shapes = {
+        "self_attn.q_proj": (q_width, attention_width),
+        "self_attn.k_proj": (kv_width, attention_width),
+        "self_attn.v_proj": (kv_width, attention_width),
+        "self_attn.o_proj": (size, q_width),
+        "mlp.gate_proj": (inner, size),
+        "mlp.up_proj": (inner, size),
+        "mlp.down_proj": (size, inner),
+    }
+    weights = {f"{name}.weight": files.take(f"layer.{name}.weight", *shape) for name, shape in shapes.items()}
+    weights["post_attention_layernorm.weight"] = files.take("layer.post_attention_layernorm.weight", size)
+    optional = {f"{name}.bias": shape[:1] for name, shape in shapes.items()}
+    if (
+        config.qk_norm and "layer.self_attn.q_norm.weight" in files.tensors
+    ):  # not every head on Qwen 3 took its norms over
+        norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
+        weights |= {name: files.take(f"layer.{name}", config.head_dim) for name in norms}
+    for name, shape in optional.items():
+        tensor = files.find(f"layer.{name}", *shape)
+        if tensor is not None:
+            weights[name] = tensor
+    return HeadLayer(config, weights, target.dtype, target.device)
+
+
+def _embedding(files: HeadFiles, target: Decoder, size: int) -> torch.Tensor:
+    """The head's own, or the target's where it has none; an exact copy of the target's is not held twice."""
+    own = files.find("embed_tokens.weight", files.rows("embed_tokens.weight"), size)
+    if own is None:
+        check_hidden(files, "there is no embed_tokens.weight, and hidden_size", size, target.config.hidden_size)
+        return target.embedding
+    own = own.to(target.embedding)
+    return target.embedding if torch.equal(own, target.embedding) else own
+
+
+def _eagle3_output(files: HeadFiles, target: Decoder, size: int) -> tuple[DraftVocabulary, Linear]:
+    vocab_size, rows = target.config.vocab_size, files.rows("lm_head.weight")
+    d2t, t2d = files.find("d2t", files.rows("d2t")), files.find("t2d", files.rows("t2d"))
+    if not rows:
+        if d2t is not None:
+            raise PacelineError(f"{files.where}: there is d2t for {len(d2t)} draft tokens, but no lm_head.weight")
+        check_hidden(files, "there is no lm_head.weight, and hidden_size", size, target.config.hidden_size)
+        return DraftVocabulary(vocab_size), target.head
+    output = Linear(files.take("lm_head.weight", rows, size).to(target.embedding))
+    if d2t is None:
+        if rows < vocab_size:
+            raise unnamed_rows(files, "lm_head.weight", rows, vocab_size, "d2t")
+        return DraftVocabulary(vocab_size), output
+    if len(d2t) != rows:
+        raise PacelineError(f"{files.where}: d2t names {len(d2t)} draft tokens, lm_head.weight has {rows} rows")
+    ids = checked_ids(files, "d2t", torch.arange(rows) + d2t.long(), vocab_size)
+    if t2d is not None and not torch.equal(t2d.nonzero().flatten(), ids.sort().values):
+        raise PacelineError(f"{files.where}: d2t and t2d name different target tokens", hint="fetch the file again")
+    return DraftVocabulary(vocab_size, ids.to(target.device)), output
+
+
+def _aux_layers(files: HeadFiles, num_layers: int, chosen: Sequence[int] | None) -> tuple[int, ...]:
+    """Whose outputs are fused. A list at the top of config.json counts a layer's *input* (so do EAGLE's code, vLLM and
+    speculators), one in `eagle_config` its output (SpecForge, SGLang)."""
+    inputs, nested = files.config.get(_AUX_KEY), files.config.get("eagle_config") or {}
+    if nested.get("use_aux_hidden_state") is False:
+        raise PacelineError(f"{files.where}: use_aux_hidden_state is false: the head reads the last hidden state alone")
+    if chosen is not None:
+        layers = tuple(chosen)
+    elif inputs is None and nested.get(_AUX_KEY) is not None:
+        layers = tuple(nested[_AUX_KEY])
+    else:
+        layers = tuple(i - 1 for i in inputs or (2, num_layers // 2, num_layers - 3))
+    strange = next((i for i in layers if not 0 <= i < num_layers), None)
+    if strange is not None or not layers:
+        raise PacelineError(
+            f"{files.where} reads the output of layer {strange}, the target has layers 0 to {num_layers - 1}",
+            hint="set aux_hidden_layers to the layers whose outputs the head was trained on",
+        )
+    return layers
+
+
+def _norm_before_residual(files: HeadFiles, is_speculators: bool) -> bool:
+    value = files.config.get("norm_before_residual")
+    if value is None and is_speculators:
+        raise PacelineError(
+            f"{files.where}: config.json does not say norm_before_residual, which speculators takes for false "
+            "and vLLM for true",
+            hint="write into it what the head was trained with",
+        )
+    return bool(value)
+
+
+def _flag(files: HeadFiles, flag: str, tensor: str) -> bool:
+    """Whether the head has an optional norm. Config and tensors must agree where the config speaks."""
+    there, said = tensor in files.tensors, files.config.get(flag)
+    if said is not None and bool(said) != there:
+        raise PacelineError(f"{files.where}: config.json says {flag} {said}, and {tensor} is {_PRESENCE[there]}")
+    return there
+
+
+_PRESENCE = {True: "there", False: "missing"}
+
+
+def _fuse_norms(files: HeadFiles, count: int, target: Decoder) -> tuple[torch.Tensor, ...]:
+    if not _flag(files, "fc_norm", "fc_norm.0.weight"):
+        return ()
+    width = target.config.hidden_size
+    return tuple(files.take(f"fc_norm.{i}.weight", width).to(target.embedding) for i in range(count))

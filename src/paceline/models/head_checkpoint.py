@@ -1,0 +1,137 @@
+"""What a draft head's folder holds, checked against the target it is to draft for; Medusa's formats.
+
+A head that does not fit would only never be right: so whatever does not fit is refused, naming both sides.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.models.decoder import Decoder
+from paceline.models.head_files import HeadFiles, open_head
+from paceline.models.heads import DraftVocabulary, MedusaHead, MedusaHeads
+from paceline.ops.linear import Linear
+
+KINDS = {"medusa": "Medusa heads", "eagle": "an EAGLE-1/2 head", "eagle3": "an EAGLE-3 head"}
+_BLOCK = re.compile(r"(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)")
+_OUTPUT = re.compile(r"(?:(\d+)\.\d+|lm_heads\.(\d+))\.weight")
+
+
+def load_medusa(name: str, target: Decoder) -> MedusaHeads:
+    """Medusa heads for `target`: the original `medusa_lm_head.pt` or its safetensors, or vLLM's.
+
+    How many heads there are, and whether they have output layers of their own, the tensors tell: published configs are
+    wrong about it. Raises PacelineError.
+    """
+    files = opened(name, "medusa")
+    hidden, vocab_size = target.config.hidden_size, target.config.vocab_size
+    blocks: dict[int, dict[int, dict[str, torch.Tensor]]] = {}
+    outputs: dict[int, torch.Tensor] = {}
+    for key in list(files.tensors):
+        if match := _BLOCK.fullmatch(key):
+            head, layer = int(match[1] or match[3] or 0), int(match[2] or match[4] or 0)
+            check_hidden(files, key, files.tensors[key].shape[-1], hidden)
+            shape = (hidden, hidden) if match[5] == "weight" else (hidden,)
+            blocks.setdefault(head, {}).setdefault(layer, {})[match[5]] = files.take(key, *shape)
+        elif match := _OUTPUT.fullmatch(key):
+            outputs[int(match[1] or match[2] or 0)] = files.take(key, files.rows(key), hidden)
+    shared = files.find("lm_head.weight", files.rows("lm_head.weight"), hidden)  # vLLM's original_lm_head
+    if files.config.get("original_lm_head") and shared is None:
+        shared = outputs.get(0)
+    if shared is not None:
+        outputs = dict.fromkeys(blocks, shared)
+    token_map = files.find("token_map", files.rows("token_map"))
+    files.check_empty(KINDS["medusa"])
+    vocabulary = _medusa_vocabulary(files, outputs, token_map, vocab_size, target.device)
+    heads = []
+    for head in range(len(blocks)):
+        if head not in blocks or (outputs and head not in outputs):
+            raise PacelineError(f"{files.where}: head {head} of {len(blocks)} lacks its blocks or its output layer")
+        own = [blocks[head][layer] for layer in sorted(blocks[head])]
+        output = target.head if not outputs else Linear(_selected(outputs[head], token_map).to(target.embedding))
+        heads.append(MedusaHead(tuple(linear(target, block["weight"], block.get("bias")) for block in own), output))
+    return MedusaHeads(tuple(heads), vocabulary)
+
+
+def _medusa_vocabulary(
+    files: HeadFiles,
+    outputs: Mapping[int, torch.Tensor],
+    token_map: torch.Tensor | None,
+    vocab_size: int,
+    device: torch.device,
+) -> DraftVocabulary:
+    if token_map is not None:
+        return DraftVocabulary(vocab_size, checked_ids(files, "token_map", token_map.long(), vocab_size).to(device))
+    fewest = min((len(output) for output in outputs.values()), default=vocab_size)
+    if fewest < vocab_size:
+        raise unnamed_rows(files, "the heads' output layer", fewest, vocab_size, "token_map")
+    return DraftVocabulary(vocab_size)
+
+
+def _selected(output: torch.Tensor, token_map: torch.Tensor | None) -> torch.Tensor:
+    """vLLM stores output layers whole beside a `token_map` that chooses rows, or reduced already."""
+    return output if token_map is None or len(output) == len(token_map) else output[token_map.long()]
+
+
+def kind_of(names: Sequence[str]) -> str | None:
+    """Which kind of head has tensors of these names; None if none that we know has."""
+    if any(_BLOCK.fullmatch(name) for name in names):
+        return "medusa"
+    if "layer.hidden_norm.weight" in names:
+        return "eagle3"
+    return "eagle" if "fc.weight" in names and "layer.self_attn.q_proj.weight" in names else None
+
+
+def opened(name: str, kind: str) -> HeadFiles:
+    """The head's files, if they hold the right kind of head; its layer's tensors begin with `layer.`."""
+    files = open_head(name)
+    renamed = {re.sub(r"^(midlayer|layers\.0)\.", "layer.", key): tensor for key, tensor in files.tensors.items()}
+    files.tensors = renamed
+    found = kind_of(list(renamed))
+    if found is None:
+        raise PacelineError(
+            f"{files.where} holds no draft head that is known: its first tensor is {min(renamed, default='none')!r}",
+            hint=f"known: {', '.join(KINDS.values())}",
+        )
+    if found != kind:
+        raise PacelineError(
+            f"method {kind!r} needs {KINDS[kind]}, and {files.where} holds {KINDS[found]}",
+            hint=f'"method": "{found}"',
+        )
+    deeper = next((key for key in renamed if key.startswith("layers.")), None)
+    if deeper is not None:
+        raise PacelineError(f"{files.where}: {deeper} belongs to a second layer; heads of one layer are supported")
+    return files
+
+
+def checked_ids(files: HeadFiles, name: str, ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
+        strange = int(ids[(ids < 0) | (ids >= vocab_size)][0])
+        raise PacelineError(
+            f"{files.where}: {name} leads to token {strange}, the target's vocabulary has {vocab_size} tokens",
+            hint="the head was trained for another target",
+        )
+    if len(set(ids.tolist())) != len(ids):
+        raise PacelineError(f"{files.where}: {name} leads two draft tokens to the same target token")
+    return ids
+
+
+def unnamed_rows(files: HeadFiles, what: str, rows: int, vocab_size: int, missing: str) -> PacelineError:
+    return PacelineError(
+        f"{files.where}: {what} has {rows} rows, the target {vocab_size} tokens, and there is no {missing}",
+        hint=f"a reduced draft vocabulary comes with {missing}; or the head was trained for another target",
+    )
+
+
+def check_hidden(files: HeadFiles, what: str, theirs: int, target: int) -> None:
+    if theirs != target:
+        raise PacelineError(
+            f"{files.where}: {what} is {theirs}, the target's hidden size is {target}",
+            hint="the head was trained for another target",
+        )
+
+
+def linear(target: Decoder, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
+    return Linear(weight.to(target.embedding), None if bias is None else bias.to(target.embedding))
