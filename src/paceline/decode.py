@@ -14,8 +14,9 @@ from paceline.core.proposal import Proposal, check_proposal
 from paceline.core.rng import CounterNoise, GeneratorDraws, Randomness, draw_seed
 from paceline.core.stopping import cut, token_limit
 from paceline.core.verify import Coupled, Rule
-from paceline.drafters.base import Drafter, features
+from paceline.drafters.base import Drafter, features, verification_segment
 from paceline.errors import PacelineError
+from paceline.models.cache import SequenceCache
 from paceline.models.decoder import Decoder, Segment
 
 PREFILL_ROWS = 128
@@ -38,6 +39,7 @@ class SequenceState:
     sampler: PathSampler
     rule: Rule
     draft_draws: GeneratorDraws
+    cache: SequenceCache
     token_ids: list[int]  # prompt and output; the target has processed all but the last
     request_id: int = 0
     private_drafts: bool = False
@@ -82,12 +84,10 @@ def decode(
     eos = target.config.eos_token_ids if eos_token_ids is None else eos_token_ids
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
     sampler = PathSampler.start(params, prompt_ids, target.config.vocab_size, CounterNoise(seed), eos, constraint)
-    sequence = SequenceState(sampler, rule, GeneratorDraws(seed, stream="draft"), list(prompt_ids))
-    draws = GeneratorDraws(seed, stream="verify")
     cache = target.new_pool(len(prompt_ids) + limit + num_draft_tokens).new_sequence()
+    sequence = SequenceState(sampler, rule, GeneratorDraws(seed, stream="draft"), cache, list(prompt_ids))
+    draws = GeneratorDraws(seed, stream="verify")
     needs, layers = drafter.needs, tuple(layer for layer in drafter.needs.hidden_layers if layer >= 0)
-    if needs.early_layer is not None:
-        raise PacelineError(f"decode() cannot resume at layer {needs.early_layer}, which {drafter.name!r} needs")
     try:
         # 1. Prefill all but the last prompt token: that one is the first step's root.
         todo = prompt_ids[:-1]
@@ -108,7 +108,7 @@ def decode(
             check_proposal(proposal, budget, target.config.vocab_size)
             # 3. One target pass over the last committed token and the drafted ones.
             rows = (sequence.token_ids[-1], *proposal.tokens)
-            out = target.forward([Segment(cache, rows, (-1, *(p + 1 for p in proposal.parents)))], taps=layers)
+            out = target.forward([verification_segment(sequence, proposal, needs)], taps=layers)
             logits = target.logits(out.hidden)  # [1 + N, V]
             # 4. Verify, and cut what was accepted at the first stop token or at the limit.
             weights = TargetWeights(sampler, proposal, rows_after(logits), stop_ids)
@@ -120,7 +120,7 @@ def decode(
             drafter.observe(sequence, [rows[row] for row in path], features(target, needs, out, path, logits, proposal))
             sequence.extend(tokens)
             sampler = sequence.sampler
-            yield Step(tokens, len(proposal), min(len(tokens), len(verdict.path)), finish_reason)
+            yield Step(tokens, proposal.num_verified, min(len(tokens), len(verdict.path)), finish_reason)
     finally:
         drafter.release(sequence)
         cache.release()

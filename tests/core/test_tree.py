@@ -93,7 +93,8 @@ def test_scratch_nodes_are_forwarded_but_not_verified():
         ({"tokens": (3, 3), "parents": (-1, -1)}, "same token"),
         ({"tokens": (3,), "parents": (-1,), "num_scratch": 2}, "scratch"),
         ({"tokens": (3,), "parents": (-1,), "num_scratch": -1}, "scratch"),
-        ({"tokens": (3,), "parents": (-1,), "hidden": torch.zeros(2, 4)}, "hidden"),
+        ({"tokens": (3,), "parents": (-1,), "hidden": torch.zeros(3, 4)}, "hidden"),
+        ({"tokens": (3, 4), "parents": (-1, -1), "hidden": torch.zeros(2, 4)}, "hidden states of a tree"),
         (
             {"tokens": (3,), "parents": (-1,), "draft_probs": DenseDraftProbs((1,), torch.ones(1, 4))},
             "draft_probs",
@@ -125,15 +126,22 @@ def test_sparse_rows_equal_dense_ones():
 
 def test_pruning_sampled_nodes_is_remembered_and_rows_move_along():
     rows = torch.tensor([[0.5, 0.5, 0], [0, 0.5, 0.5]])
-    proposal = Proposal((0, 1, 2), (-1, -1, 1), DenseDraftProbs((-1, 1), rows), hidden=torch.arange(3.0)[:, None])
+    proposal = Proposal((0, 1, 2), (-1, -1, 1), DenseDraftProbs((-1, 1), rows))
     pruned = proposal.prune({1, 2})
     assert (pruned.tokens, pruned.parents, pruned.pruned) == ((1, 2), (-1, 0), True)
     assert pruned.draft_row(0).tolist() == [0, 0.5, 0.5]
-    assert pruned.hidden.flatten().tolist() == [1, 2]
     assert proposal.prune(range(3)) is proposal
     assert pruned.prune([0]).pruned
     with pytest.raises(ValueError, match="loses its parent"):
         proposal.prune([2])
+
+
+def test_hidden_states_are_of_the_first_rows():
+    """Root and nodes in order: pruning a chain keeps its beginning, so theirs."""
+    proposal = Proposal.chain([5, 6, 7], hidden=torch.arange(3.0)[:, None])
+    assert proposal.prune([0]).hidden.flatten().tolist() == [0, 1]
+    assert proposal.prune([0, 1]).hidden.flatten().tolist() == [0, 1, 2]
+    assert Proposal((), (), hidden=torch.zeros(1, 4)).hidden.shape == (1, 4)
 
 
 def test_builder_keeps_draw_order_and_rows():

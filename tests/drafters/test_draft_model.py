@@ -130,6 +130,42 @@ def test_padded_vocabularies_of_another_size_work(target_vocab: int, draft_vocab
     assert sum(s.num_draft_tokens for s in steps) > 0
 
 
+@pytest.mark.parametrize("rule", ["coupled", "standard"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_reduced_draft_vocabulary_changes_no_token(rule: str, temperature: float) -> None:
+    """Nothing beyond it is drafted; what the draft drew from says so, and what comes out is plain decoding's."""
+    drafter = DraftModelDrafter(TARGET.with_vocabulary(100))
+    params = SamplingParams(temperature=temperature, seed=4, max_tokens=30)
+    request = Request(tiny.prompt(20), 1, params, rule)
+    for length in range(10, 20):
+        request.token_ids = tiny.prompt(length)
+        (proposal,) = drafter.propose([request], [4])
+        assert len(proposal) == 4 and max(proposal.tokens) < 100
+        row = proposal.draft_row(-1)
+        if row is not None:
+            assert len(row) == 256 and row[100:].sum() == 0
+            full = torch.softmax(
+                TARGET.logits(
+                    TARGET.forward([Segment(TARGET.new_pool(64).new_sequence(), request.token_ids)]).hidden[-1:]
+                )[0].double(),
+                -1,
+            )
+            assert (row[:100] - full[:100] / full[:100].sum()).abs().max() < 1e-6
+    drafter.release(request)
+    if rule == "coupled" or temperature == 0:
+        expected = [t for s in decode(TARGET, tiny.prompt(20), params, NoDrafter(), 0) for t in s.token_ids]
+        steps = list(decode(TARGET, tiny.prompt(20), params, drafter, 4, rule=make_rule(rule)))
+        assert [t for s in steps for t in s.token_ids] == expected
+    assert drafter.pool.blocks_in_use == 0
+
+
+def test_the_output_layer_itself_is_smaller() -> None:
+    reduced = TARGET.with_vocabulary(100)
+    assert reduced.head.weight.shape[0] == 100
+    assert TARGET.head.weight.shape[0] == 256
+    assert reduced.head.weight.data_ptr() == TARGET.head.weight.data_ptr()
+
+
 def vocabulary(**changes: int) -> "FakeTokenizer":
     strings = [f"t{i}" for i in range(10)]
     for name, index in changes.items():

@@ -189,11 +189,11 @@ def test_what_can_never_be_is_refused_before_it_begins(target: Decoder) -> None:
     run(engine)
 
 
-def test_a_drafter_that_resumes_at_a_layer_is_refused(target: Decoder) -> None:
-    drafter = NgramDrafter()
-    drafter.needs = Needs(early_layer=1)
-    with pytest.raises(PacelineError, match="resumes at layer 1"):
-        make_engine(target, {"ngram": drafter})
+def test_exits_at_different_layers_are_refused(target: Decoder) -> None:
+    one, other = NgramDrafter(), NgramDrafter()
+    one.needs, other.needs = Needs(early_layer=1), Needs(early_layer=2)
+    with pytest.raises(PacelineError, match="'other' exits at layer 2 and 'one' at layer 1"):
+        make_engine(target, {"one": one, "plain": NgramDrafter(), "other": other})
 
 
 def test_a_rule_that_cannot_take_a_methods_drafts_is_refused_at_once(target: Decoder) -> None:

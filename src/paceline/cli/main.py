@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": "talk with a model",
     "pull": "download a model",
     "models": "list or delete models",
+    "tune": "find what makes a method fast on this machine",
 }
 
 EXIT_ERROR = 1

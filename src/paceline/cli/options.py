@@ -14,7 +14,11 @@ from paceline.errors import PacelineError
 
 DEFAULTS = SamplingParams()
 # What the registries hold, which themselves would import torch; a test compares.
-METHOD_NAMES = ("none", "ngram", "suffix", "draft_model", "medusa", "eagle", "eagle3")
+METHOD_NAMES = (
+    *("none", "ngram", "suffix", "draft_model"),
+    *("layer_skip", "early_exit", "lookahead", "token_recycling"),
+    *("medusa", "eagle", "eagle3"),
+)
 METHODS_WITH_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
 RULE_NAMES = ("coupled", "standard", "block")
 DTYPE_NAMES = ("auto", "bf16", "fp32", "fp64")

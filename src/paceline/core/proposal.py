@@ -78,7 +78,8 @@ class Proposal:
     `draft_probs` is None when every token is a point mass (chosen by rule, not by chance); otherwise it has a
     row for each parent whose children were *sampled without replacement*. The last `num_scratch` nodes are
     forwarded but never verified. `pruned` says that sampled nodes were dropped or re-ranked after they were
-    drawn. `hidden` [N, d]: states at an early layer, if the drafter already computed them.
+    drawn. `hidden` [m, d]: states at an early layer of the step's first m rows (the root, then nodes in order), where
+    the drafter computed them on the target's own cache.
     Raises ValueError where the invariants do not hold: that is a drafter's fault, not a user's.
     """
 
@@ -98,8 +99,10 @@ class Proposal:
             raise ValueError(f"token id {min(self.tokens)} is negative")
         if not 0 <= self.num_scratch <= len(self.tokens):
             raise ValueError(f"{self.num_scratch} scratch nodes among {len(self.tokens)} nodes")
-        if self.hidden is not None and len(self.hidden) != len(self.tokens):
-            raise ValueError(f"{len(self.hidden)} hidden states for {len(self.tokens)} nodes")
+        if self.hidden is not None and len(self.hidden) > 1 + len(self.tokens):
+            raise ValueError(f"{len(self.hidden)} hidden states for the root and {len(self.tokens)} nodes")
+        if self.hidden is not None and not tree.is_chain(self.parents):
+            raise ValueError("hidden states of a tree: only a chain can be gone on with")
         if self.draft_probs is not None and any(
             not ROOT <= parent < self.num_verified for parent in self.draft_probs.parents
         ):
@@ -182,7 +185,7 @@ class Proposal:
             draft_probs=None if self.draft_probs is None else self.draft_probs.renumbered(new_index),
             num_scratch=sum(node >= self.num_verified for node in kept),
             pruned=self.pruned or self.draft_probs is not None,
-            hidden=None if self.hidden is None else self.hidden[kept],
+            hidden=self.hidden[: 1 + len(kept)] if self.hidden is not None and kept == [*range(len(kept))] else None,
         )
 
 

@@ -15,7 +15,8 @@ from paceline.core.drafting import DraftSampler
 from paceline.core.proposal import Proposal
 from paceline.drafters.config import SpeculativeConfig
 from paceline.errors import PacelineError
-from paceline.models.decoder import Decoder, ForwardOutput
+from paceline.models.cache import SequenceCache
+from paceline.models.decoder import Decoder, EarlyRows, ForwardOutput, Segment
 from paceline.models.load import LoadedModel
 
 
@@ -78,6 +79,10 @@ class SequenceView(Protocol):
     @property
     def private_drafts(self) -> bool:
         """No other request may be drafted for from this one's text, nor this one from another's."""
+
+    @property
+    def cache(self) -> SequenceCache:
+        """The target's, with rows for all `token_ids` but the last. Drafts may lie behind them (`beyond`), no more."""
 
 
 class Drafter(Protocol):
@@ -159,7 +164,27 @@ METHODS: dict[str, Method] = {
     "draft_model": Method(
         "paceline.drafters.draft_model:create",
         "a smaller model with the same vocabulary",
-        frozenset({"model", "draft_dtype", "draft_cache_tokens"}),
+        frozenset({"model", "draft_dtype", "draft_vocab_size", "draft_cache_tokens"}),
+    ),
+    "layer_skip": Method(
+        "paceline.drafters.layer_skip:create",
+        "the target itself, with some of its sublayers left out",
+        frozenset({"skip_attention_layers", "skip_mlp_layers", "draft_confidence_threshold"}),
+    ),
+    "lookahead": Method(
+        "paceline.drafters.lookahead:create",
+        "n-grams that the target itself foresees in a window beside the text",
+        frozenset({"lookahead_window", "lookahead_ngram", "lookahead_guesses"}),
+    ),
+    "token_recycling": Method(
+        "paceline.drafters.token_recycling:create",
+        "a tree of the tokens that the target last thought likely after each",
+        frozenset({"recycled_successors"}),
+    ),
+    "early_exit": Method(
+        "paceline.drafters.early_exit:create",
+        "the target's first layers; verification goes on where they stopped",
+        frozenset({"early_exit_layer", "draft_confidence_threshold"}),
     ),
 }
 _HEAD = frozenset({"model", "speculative_token_tree", "tree_depth", "tree_top_k"})
@@ -195,6 +220,16 @@ def create_drafter(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     module, attribute = method.factory.split(":")
     factory: DrafterFactory = getattr(importlib.import_module(module), attribute)
     return factory(config, target)
+
+
+def verification_segment(sequence: SequenceView, proposal: Proposal, needs: Needs) -> Segment:
+    """The rows of a step: the last committed token, and the drafted nodes under it."""
+    tokens = (sequence.token_ids[-1], *proposal.tokens)
+    parents = (-1, *(parent + 1 for parent in proposal.parents))
+    early = None
+    if needs.early_layer is not None and proposal.hidden is not None:
+        early = EarlyRows(needs.early_layer, proposal.hidden)
+    return Segment(sequence.cache, tokens, parents, early)
 
 
 def features(

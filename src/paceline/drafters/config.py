@@ -21,6 +21,8 @@ TREE_NODES: dict[str, dict[str | None, int]] = {
     "eagle3": {"static": 25, "dynamic": 59},
 }
 TREE_NAMES = ("chain", "static", "dynamic")
+DEFAULT_LOOKAHEAD = (5, 5, 3)  # window, n-gram, guesses: with the last token 32 rows at most
+DEFAULT_RECYCLED_TOKENS = 24
 
 ALIASES = {
     "num_draft_tokens": "num_speculative_tokens",
@@ -29,6 +31,11 @@ ALIASES = {
     "assistant_model": "model",
     "draft_model": "model",
     "max_matching_ngram_size": "prompt_lookup_max",
+    "max_window_size": "lookahead_window",  # TensorRT-LLM's
+    "max_ngram_size": "lookahead_ngram",
+    "max_verification_set_size": "lookahead_guesses",
+    "assistant_early_exit": "early_exit_layer",
+    "assistant_confidence_threshold": "draft_confidence_threshold",
 }
 
 
@@ -43,6 +50,9 @@ class SpeculativeConfig:
     """The draft model: an alias, a folder, a GGUF file or a Hub id."""
     draft_dtype: str | None = None
     """The draft model's precision; None takes the target's."""
+    draft_vocab_size: int | None = None
+    """The draft model draws from this many token ids, the first ones, alone; None: from all. Byte-pair vocabularies
+    number tokens by how frequent they are, and a draft step pays for every row of the output layer."""
     draft_cache_tokens: int | None = None
     """Rows of all requests together that the draft model's cache may hold; None: as many as the engine can use."""
     prompt_lookup_min: int | None = None
@@ -75,6 +85,22 @@ class SpeculativeConfig:
     aux_hidden_layers: tuple[int, ...] | None = None
     """Layers of the target whose *outputs* an EAGLE-3 head reads, counted from 0 (Hugging Face's hidden_states[i + 1]);
     None: what the checkpoint says."""
+    skip_attention_layers: tuple[int, ...] | None = None
+    """Layers whose attention `layer_skip` leaves out; without either list: every second layer of the middle half."""
+    skip_mlp_layers: tuple[int, ...] | None = None
+    """Layers whose MLP it leaves out."""
+    early_exit_layer: int | None = None
+    """`early_exit` drafts with the first so many layers; None is a quarter of them."""
+    draft_confidence_threshold: float | None = None
+    """The target's own layers stop drafting where their likeliest token has a lower probability; None is 0.4."""
+    lookahead_window: int | None = None
+    """Columns of `lookahead`'s window (W); None is 5."""
+    lookahead_ngram: int | None = None
+    """Tokens of its n-grams (N), the first one included; None is 5."""
+    lookahead_guesses: int | None = None
+    """N-grams it verifies a step (G), at most; None is 3."""
+    recycled_successors: int | None = None
+    """Successors that `token_recycling` keeps of every token; None is 8."""
     methods: "tuple[SpeculativeConfig, ...] | None" = None
     """The methods of `composite`, first choice first: names, or mappings like this one's with options of their own."""
 
@@ -83,12 +109,29 @@ class SpeculativeConfig:
             raise PacelineError(f"method is {self.method!r}; it must be a method's name")
         _check_integer("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_DRAFT_TOKENS)
         self._check_suffix()
+        for name in ("skip_attention_layers", "skip_mlp_layers"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _layers(name, getattr(self, name)))
+        for name, least, most in (
+            ("lookahead_window", 1, MAX_DRAFT_TOKENS),
+            ("lookahead_ngram", 3, 32),
+            ("lookahead_guesses", 1, MAX_DRAFT_TOKENS),
+            ("recycled_successors", 1, 64),
+        ):
+            if getattr(self, name) is not None:
+                _check_integer(name, getattr(self, name), least, most)
+        if self.early_exit_layer is not None:
+            _check_integer("early_exit_layer", self.early_exit_layer, 1, 2**16)
+        if self.draft_confidence_threshold is not None:
+            _check_real("draft_confidence_threshold", self.draft_confidence_threshold, 0, 1)
         if self.methods is not None:
             object.__setattr__(self, "methods", _members(self.methods, self.num_speculative_tokens))
         for name in ("prompt_lookup_min", "prompt_lookup_max"):
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1, 64)
         self._check_tree()
+        if self.draft_vocab_size is not None:
+            _check_integer("draft_vocab_size", self.draft_vocab_size, 1, 2**31)
         if self.draft_cache_tokens is not None:
             _check_integer("draft_cache_tokens", self.draft_cache_tokens, 1, 2**31)
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
@@ -129,6 +172,11 @@ class SpeculativeConfig:
                 depth = DEFAULT_SUFFIX_DEPTH if depth is None else depth
                 _check_integer("suffix_decoding_max_tree_depth", depth, 1, MAX_DRAFT_TOKENS)
                 return {"num_speculative_tokens": depth}
+            case "lookahead":
+                window, ngram, guesses = cls(**found).lookahead_shape
+                return {"num_speculative_tokens": min((window + guesses) * (ngram - 1) - 1, MAX_DRAFT_TOKENS)}
+            case "token_recycling":
+                return {"num_speculative_tokens": DEFAULT_RECYCLED_TOKENS}
             case "composite" if found.get("methods") is not None:
                 methods = _members(found["methods"], None)
                 most = max((member.num_speculative_tokens for member in methods), default=DEFAULT_DRAFT_TOKENS)
@@ -180,6 +228,15 @@ class SpeculativeConfig:
             for layer in layers:
                 _check_integer("a layer of aux_hidden_layers", layer, 0, 2**31 - 1)
             object.__setattr__(self, "aux_hidden_layers", tuple(layers))
+
+    @property
+    def lookahead_shape(self) -> tuple[int, int, int]:
+        """Window, n-gram and guesses of `lookahead`, or their defaults."""
+        given = (self.lookahead_window, self.lookahead_ngram, self.lookahead_guesses)
+        window, ngram, guesses = (
+            own if own is not None else usual for own, usual in zip(given, DEFAULT_LOOKAHEAD, strict=True)
+        )
+        return window, ngram, guesses
 
     def _check_suffix(self) -> None:
         for name, low, high in (
@@ -245,6 +302,15 @@ def _static_tree(paths: Any) -> "StaticTree":
     if not tree or not all(isinstance(rank, int) for path in tree for rank in path):
         raise fault
     return StaticTree.of(tree)
+
+
+def _layers(name: str, layers: object) -> tuple[int, ...]:
+    if isinstance(layers, str | Mapping) or not isinstance(layers, Iterable):
+        raise PacelineError(f"{name} is {layers!r}; it must be a list of layer numbers", hint="for instance [8, 10]")
+    numbers = tuple(layers)
+    for number in numbers:
+        _check_integer(name, number, 0, 2**16)
+    return tuple(sorted(set(numbers)))
 
 
 def _members(methods: object, num_speculative_tokens: int | None) -> tuple[SpeculativeConfig, ...]:

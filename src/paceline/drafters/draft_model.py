@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from paceline.core.drafting import DraftSampler
 from paceline.core.proposal import Proposal
 from paceline.drafters.base import Drafter, Features, Needs, SequenceView
+from paceline.drafters.chain import Chain
 from paceline.drafters.config import SpeculativeConfig
 from paceline.errors import PacelineError
 from paceline.models.cache import KVPool, SequenceCache
@@ -36,31 +36,6 @@ class _State:
     def keep_observed(self) -> None:
         self.cache.truncate(self.observed)
         del self.fed[self.observed :]
-
-
-@dataclass(slots=True)
-class _Chain:
-    """A draft in the making."""
-
-    sampler: DraftSampler
-    budget: int
-    tokens: list[int] = field(default_factory=list)
-    rows: list[Any] = field(default_factory=list)
-    open: bool = True
-
-    def draw(self, logits: torch.Tensor) -> None:
-        drawn = self.sampler.draw(logits)
-        if not drawn.tokens:  # a constraint leaves the draft's vocabulary no token
-            self.open = False
-            return
-        self.tokens.append(drawn.tokens[0])
-        if drawn.probs is not None:
-            self.rows.append(drawn.probs)
-        self.sampler = self.sampler.advance(drawn.tokens[0])
-        self.open = len(self.tokens) < self.budget
-
-    def proposal(self) -> Proposal:
-        return Proposal.chain(self.tokens, self.rows or None)
 
 
 class DraftModelDrafter:
@@ -85,7 +60,7 @@ class DraftModelDrafter:
             state.observed += 1
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
-        chains = [_Chain(s.draft_sampler, self._room(s, b)) for s, b in zip(sequences, budgets, strict=True)]
+        chains = [Chain(s.draft_sampler, self._room(s, b)) for s, b in zip(sequences, budgets, strict=True)]
         live = [i for i, chain in enumerate(chains) if chain.budget > 0]
         states = {i: self._state(sequences[i]) for i in live}
         logits = self._catch_up([(states[i], sequences[i].token_ids) for i in live])
@@ -179,7 +154,10 @@ def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
         device=str(target.decoder.device),
         accept=lambda tokenizer: check_same_vocabulary(target, name, tokenizer),
     )
-    return DraftModelDrafter(draft.decoder, config.draft_cache_tokens)
+    decoder, size = draft.decoder, config.draft_vocab_size
+    if size is not None and size < draft.config.vocab_size:
+        decoder = decoder.with_vocabulary(size)
+    return DraftModelDrafter(decoder, config.draft_cache_tokens)
 
 
 def check_same_vocabulary(target: LoadedModel, name: str, tokenizer: Tokenizer | None) -> None:

@@ -20,7 +20,7 @@ from paceline.core.proposal import Proposal, Verdict
 from paceline.core.rng import Randomness
 from paceline.core.sampling import BadLogitsError, NoTokenAllowedError
 from paceline.core.stopping import cut
-from paceline.drafters.base import Drafter, features
+from paceline.drafters.base import NOTHING, Drafter, features, verification_segment
 from paceline.engine.outputs import RequestOutput, Update
 from paceline.engine.prefix_cache import Hit, PrefixCache
 from paceline.engine.request import EngineConfig, Intake, RequestOptions
@@ -211,7 +211,7 @@ class Engine:
                 [drafted[row] for row in path],
                 lambda drafter: features(self.target, drafter.needs, out, path, logits, proposal),
             )
-            done = Pass(kept, len(proposal), min(kept, len(verdict.path)))
+            done = Pass(kept, proposal.num_verified, min(kept, len(verdict.path)))
             sequence.extend(tokens[:kept], done, _logprobs(sequence.request.params, logits, path, tokens))
         else:
             sequence.take_back(-kept)
@@ -266,9 +266,8 @@ class Engine:
 
 
 def _segment(turn: Turn, proposal: Proposal) -> Segment:
-    """The last committed token, and the drafted nodes under it."""
-    tokens = (turn.sequence.token_ids[-1], *proposal.tokens)
-    return Segment(turn.sequence.cache, tokens, (-1, *(parent + 1 for parent in proposal.parents)))
+    drafter = turn.sequence.drafter
+    return verification_segment(turn.sequence, proposal, NOTHING if drafter is None else drafter.needs)
 
 
 def _verdict(sequence: Sequence, proposal: Proposal, logits: torch.Tensor) -> Verdict:

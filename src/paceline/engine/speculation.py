@@ -29,9 +29,14 @@ class Speculation:
         self._vocab_size = vocab_size
 
     def add(self, name: str, drafter: Drafter) -> None:
-        """Raises PacelineError for a drafter that asks for what the engine does not give."""
-        if drafter.needs.early_layer is not None:
-            raise PacelineError(f"method {name!r} resumes at layer {drafter.needs.early_layer}: not supported yet")
+        """Raises PacelineError for a drafter whose needs a shared target pass cannot meet."""
+        for other, present in self.drafters.items():
+            if None not in (exits := {drafter.needs.early_layer, present.needs.early_layer}) and len(exits) > 1:
+                raise PacelineError(
+                    f"method {name!r} exits at layer {drafter.needs.early_layer} "
+                    f"and {other!r} at layer {present.needs.early_layer}",
+                    hint="let them exit at the same layer",
+                )
         self.drafters[name] = drafter
         self.taps = tuple(sorted({*self.taps, *(layer for layer in drafter.needs.hidden_layers if layer >= 0)}))
 

@@ -165,6 +165,23 @@ class SequenceCache:
             self.pool.share(block)
         return other
 
+    def beyond(self, rows: int = 0) -> "SequenceCache":
+        """The same blocks, with the first `rows` rows of the step in flight counted as committed.
+
+        What goes on in it lies behind the owner's committed rows, in place; blocks that it takes are the owner's.
+        """
+        view = SequenceCache(self.pool)
+        view.length, view.blocks = self.length + rows, self.blocks
+        return view
+
+    def wipe(self) -> None:
+        """Zero what was written behind the committed rows: a NaN there would reach a masked product."""
+        for index in range(self.length // BLOCK, len(self.blocks)):
+            block, first = self.blocks[index], max(0, self.length - index * BLOCK)
+            if self.pool.holders(block) == 1:  # nobody writes into a shared one
+                self.pool.keys[:, block, :, first:] = 0
+                self.pool.values[:, block, :, first:] = 0
+
     def release(self) -> None:
         self.truncate(0)
 

@@ -22,20 +22,42 @@ from paceline.ops.rotary import RotaryTable, rotary_table, rotate
 
 
 @dataclass(frozen=True, slots=True)
+class EarlyRows:
+    """hidden: [m, d] after the first `layer` layers, of a segment's first m rows.
+
+    Their keys and values of those layers lie in the cache already, behind its committed rows.
+    """
+
+    layer: int
+    hidden: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """The rows that one sequence adds to a forward.
 
     `parents[i]` is the row before row i on its path, −1 for the last committed row of the cache; a parent comes
-    before its children. None means a chain: a prompt chunk, or a token and a chain drafted after it.
+    before its children. None means a chain: a prompt chunk, or a token and a chain drafted after it. `early`: the first
+    rows of a chain have run through the first layers already.
     """
 
     cache: SequenceCache
     token_ids: Sequence[int]
     parents: Sequence[int] | None = None
+    early: EarlyRows | None = None
 
     @property
     def is_chain(self) -> bool:
         return self.parents is None or all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    def rest(self) -> "Segment":
+        """The rows that have not run yet."""
+        if self.early is None:
+            return self
+        if not self.is_chain:
+            raise ValueError("the first rows of a tree cannot have run already: only a chain's can")
+        count = len(self.early.hidden)
+        return Segment(self.cache.beyond(count), self.token_ids[count:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +171,12 @@ class Decoder:
         shorter.layers = self.layers[:count]
         return shorter
 
+    def with_vocabulary(self, size: int) -> "Decoder":
+        """The same decoder with logits for the first `size` token ids alone; the weights are shared."""
+        smaller = copy.copy(self)
+        smaller.head = Linear(self.head.weight[:size], product=self.head.product)
+        return smaller
+
     def new_pool(self, positions: int) -> KVPool:
         """A block pool with room for `positions` rows."""
         return KVPool(self.config, -(-positions // BLOCK), self.dtype, self.device)
@@ -167,6 +195,8 @@ class Decoder:
         `start` [T, d] takes the embedding's place. Keys and values are written behind each cache's committed rows;
         nothing is committed. Raises CacheFull before anything is written if a pool has no room.
         """
+        if any(segment.early is not None for segment in segments):
+            return self._resume(segments, taps)
         plans = self._plans(segments)
         if start is None:
             ids = [token for segment in segments for token in segment.token_ids]
@@ -187,6 +217,33 @@ class Decoder:
             if step.index in taps:
                 tapped[step.index] = x
         return ForwardOutput(x, tapped)
+
+    def _resume(self, segments: Sequence[Segment], taps: Sequence[int]) -> ForwardOutput:
+        """Rows that have not run through the first layers do so first; then all go on together.
+
+        Where somebody wants to see one of those first layers, every row runs from the start.
+        """
+        exits = {segment.early.layer for segment in segments if segment.early is not None}
+        if len(exits) > 1:
+            raise ValueError(f"rows go on at different layers: {sorted(exits)}")
+        (layer,) = exits
+        whole = [replace(segment, early=None) for segment in segments]
+        if any(tap < layer for tap in taps):
+            return self.forward(whole, taps=taps)
+        for segment in segments:
+            segment.cache.reserve(len(segment.token_ids))
+        steps = [LayerStep(i) for i in range(self.config.num_layers)]
+        rests = [segment.rest() for segment in segments]
+        late = [rest for rest in rests if rest.token_ids]
+        caught_up = self.forward(late, layers=steps[:layer]).hidden if late else None
+        rows, first = [], 0
+        for segment, rest in zip(segments, rests, strict=True):
+            if segment.early is not None:
+                rows.append(segment.early.hidden)
+            if caught_up is not None:
+                rows.append(caught_up[first : first + len(rest.token_ids)])
+            first += len(rest.token_ids)
+        return self.forward(whole, layers=steps[layer:], start=torch.cat(rows), taps=taps)
 
     @torch.inference_mode()
     def final_hidden(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -1,0 +1,47 @@
+"""The target's first layers and its output head draft; verification goes on where they stopped.
+
+Idea: a model trained for it often knows the next token after a quarter of its layers. Draft and target share one cache:
+what the first layers computed for a drafted token (keys, values, and the hidden state that leaves them) is exactly what
+verification would compute, so its pass runs only the other layers for those rows.
+Cost a step: K passes of E layers and the head, most of it saved again in the target's pass.
+Pays with models trained for early exits (LayerSkip's); others agree with their early layers less often.
+Lossless under every lossless rule: whether to stop is settled by the distribution before a token is drawn.
+Source: Elhoushi et al., LayerSkip, 2404.16710.
+"""
+
+from collections.abc import Sequence
+
+from paceline.core.proposal import Proposal
+from paceline.drafters.base import Drafter, Needs, SequenceView
+from paceline.drafters.chain import DEFAULT_CONFIDENCE, draft_in_place
+from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.stateless import Stateless
+from paceline.errors import PacelineError
+from paceline.models.decoder import Decoder, LayerStep
+from paceline.models.load import LoadedModel
+
+
+class EarlyExitDrafter(Stateless):
+    """Drafts chains with the first `num_layers` layers of `target`."""
+
+    name = "early_exit"
+
+    def __init__(self, target: Decoder, num_layers: int, min_confidence: float = DEFAULT_CONFIDENCE) -> None:
+        self.target = target
+        self.min_confidence = min_confidence
+        self.needs = Needs(early_layer=num_layers)
+        self.layers = [LayerStep(i) for i in range(num_layers)]
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
+        drafts = draft_in_place(self.target, self.layers, sequences, budgets, self.min_confidence)
+        return [draft.early_proposal() for draft in drafts]
+
+
+def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
+    count, layer = target.config.num_layers, config.early_exit_layer
+    if layer is None:
+        layer = max(1, count // 4)
+    if layer >= count:
+        raise PacelineError(f"early_exit_layer is {layer} and the model has {count} layers: the exit must come before")
+    threshold = config.draft_confidence_threshold
+    return EarlyExitDrafter(target.decoder, layer, DEFAULT_CONFIDENCE if threshold is None else threshold)

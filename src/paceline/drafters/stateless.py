@@ -1,0 +1,28 @@
+"""The protocol's bookkeeping for a drafter that keeps nothing of a request. Not a method of its own."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline.drafters.base import Features, SequenceView
+
+
+class Stateless:
+    """Observes nothing, remembers nothing."""
+
+    def observe(self, sequence: SequenceView, tokens: Sequence[int], features: Features) -> None:
+        pass
+
+    def snapshot(self, sequence: SequenceView) -> Any:
+        return None
+
+    def restore(self, sequence: SequenceView, snapshot: Any, length: int) -> None:
+        pass
+
+    def discard(self, snapshot: Any) -> None:
+        pass
+
+    def fork(self, sequence: SequenceView, child: SequenceView) -> None:
+        pass
+
+    def release(self, sequence: SequenceView) -> None:
+        pass

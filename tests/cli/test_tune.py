@@ -1,0 +1,105 @@
+"""`paceline tune layer-skip`: the search finds what is fast, and goes on where it stopped."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.layer_skip_search import Log, Skips, Trial, read_prompts, search
+from paceline.cli.main import main
+from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.layer_skip import default_skips
+from paceline.errors import PacelineError
+
+BEST = Skips((1, 3, 4), (0, 4))
+
+
+def distance(skips: Skips) -> int:
+    return len(set(skips.attention) ^ set(BEST.attention)) + len(set(skips.mlp) ^ set(BEST.mlp))
+
+
+def measure(skips: Skips) -> Trial:
+    return Trial(skips, 100.0 - distance(skips), 2.0)
+
+
+def test_the_search_climbs_and_tries_no_set_twice() -> None:
+    trials: list[Trial] = []
+    told: list[Trial] = []
+    best = search(measure, 6, 200, trials, told.append)
+    assert best.skips == BEST
+    assert told == trials and len(trials) == 200
+    assert trials[0].skips == Skips(default_skips(6), default_skips(6))
+    assert len({trial.skips for trial in trials}) == 200
+
+
+def test_an_interrupted_search_goes_on_as_it_was() -> None:
+    whole: list[Trial] = []
+    search(measure, 6, 30, whole, lambda trial: None)
+    parts: list[Trial] = whole[:11]
+    search(measure, 6, 30, parts, lambda trial: None)
+    assert parts == whole
+
+
+def test_a_lucky_measurement_must_win_twice() -> None:
+    speeds = iter([50.0, 50.0, 90.0, 40.0, 45.0])
+    trials: list[Trial] = []
+    best = search(lambda skips: Trial(skips, next(speeds), 2.0), 6, 3, trials, lambda trial: None)
+    assert [trial.tokens_per_second for trial in trials] == [50.0, 40.0, 45.0]
+    assert best is trials[0]
+
+
+def test_the_log_is_read_again_even_with_a_line_cut_off(tmp_path: Path) -> None:
+    path, about = tmp_path / "log", {"model": "m", "max_tokens": 4}
+    log = Log(path, about)
+    for trial in (measure(BEST), measure(Skips((), (2,)))):
+        log.keep(trial)
+    with path.open("a") as file:
+        file.write('{"skips": {"att')
+    again = Log(path, about)
+    assert again.trials == log.trials
+    again.keep(measure(BEST))
+    assert len(Log(path, about).trials) == 3
+    with pytest.raises(PacelineError, match="another search: max_tokens is 4 there and 8 here"):
+        Log(path, {**about, "max_tokens": 8})
+    path.write_text("no json\n")
+    with pytest.raises(PacelineError, match="no log of this search"):
+        Log(path, about)
+
+
+def test_prompts_are_read_from_text_and_json_lines(tmp_path: Path) -> None:
+    text, lines = tmp_path / "a.txt", tmp_path / "a.jsonl"
+    text.write_text("one\n\ntwo\nthree\n")
+    assert read_prompts(text, 2) == ["one", "two"]
+    lines.write_text('{"prompt": "one"}\n{"turns": ["two", "later"]}\n')
+    assert read_prompts(lines, 9) == ["one", "two"]
+    for bad, message in (('{"x": 1}', "line 1: no prompt"), ("[", "line 1: no prompt"), ('{"prompt": 3}', "is 3")):
+        lines.write_text(bad + "\n")
+        with pytest.raises(PacelineError, match=message):
+            read_prompts(lines, 9)
+    text.write_text("\n")
+    with pytest.raises(PacelineError, match="holds no prompts"):
+        read_prompts(text, 9)
+
+
+def test_the_command(tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "prompts").write_text("hello there\nwhat now\n")
+    command = ["tune", "layer-skip", "--model", str(tiny_llama_dir), "--prompts", str(tmp_path / "prompts")]
+    command += ["--log", str(tmp_path / "log"), "-n", "8", "-k", "3", "--trials"]
+    assert main([*command, "2"]) == 0
+    first = capsys.readouterr()
+    config = SpeculativeConfig.from_dict(json.loads(first.out))
+    assert config.method == "layer_skip" and config.num_speculative_tokens == 3
+    assert "plain decoding:" in first.err and "trial 2:" in first.err
+    before = (tmp_path / "log").read_text()
+    assert main([*command, "3"]) == 0
+    second = capsys.readouterr()
+    assert (tmp_path / "log").read_text().startswith(before)
+    assert len((tmp_path / "log").read_text().splitlines()) == 4
+    assert second.err.count("trial") == 3
+    assert main([*command, "0"]) == 1
+    assert "--trials is 0" in capsys.readouterr().err
+    command[command.index("8")] = "9"
+    assert main([*command, "3"]) == 1
+    assert "max_tokens is 8 there and 9 here" in capsys.readouterr().err
+    assert os.listdir(tmp_path)  # nothing else is touched
