@@ -73,7 +73,7 @@ class CompositeDrafter:
         except BaseException:
             self.discard(states)
             raise
-        lacking = any(s is None and m.drafter.needs.features for s, m in zip(states, self.members, strict=True))
+        lacking = any(s is None and m.drafter.needs.hidden_layers for s, m in zip(states, self.members, strict=True))
         if lacking or all(state is None for state in states):
             self.discard(states)
             return None

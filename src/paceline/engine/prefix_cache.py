@@ -65,7 +65,7 @@ class PrefixCache:
     def lookup(self, token_ids: Sequence[int], drafter: Drafter | None) -> Hit:
         """What is known of `token_ids`. A drafter that lives on the target's features must know the prefix, too."""
         path = self._path(token_ids)
-        if drafter is not None and drafter.needs.features:
+        if drafter is not None and drafter.needs.hidden_layers:
             while path and id(drafter) not in path[-1].snapshots:
                 path.pop()
         self._touch(path)
