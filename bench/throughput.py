@@ -18,7 +18,6 @@ from prompts import PROMPTS
 from provenance import provenance, warn_if_busy
 
 from paceline.core.params import SamplingParams
-from paceline.drafters.base import METHODS
 from paceline.engine.engine import RequestOptions
 from paceline.engine.llm import LLM
 from paceline.models.load import load_model
@@ -28,7 +27,7 @@ from paceline.models.progress import terminal_progress
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m")
-    parser.add_argument("--method", default="suffix" if "suffix" in METHODS else "ngram")
+    parser.add_argument("--method", default="suffix")
     parser.add_argument("--draft-model")
     parser.add_argument("--num-draft-tokens", "-k", type=int, default=5)
     parser.add_argument("--dtype", default="bf16")

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.drafters.registry import METHODS
+
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 MODULES = sorted((ROOT / "src").rglob("*.py"))
@@ -88,7 +90,7 @@ def test_what_the_package_imports_is_what_it_declares() -> None:
 
 
 # Commands that need no model; the others download one.
-CHEAP = ("--help", "--version", "paceline models")
+CHEAP = ("--help", "--version", "paceline models", "paceline methods")
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -127,9 +129,20 @@ def test_the_python_of_the_readme() -> None:
 
 
 def test_documents_link_to_files_that_exist() -> None:
-    for document in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
-        for target in re.findall(r"\]\((?!https?:)([^)#]+)", (ROOT / document).read_text()):
-            assert (ROOT / target).exists(), f"{document}: {target}"
+    for document in [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document}: {target}"
+
+
+def test_the_table_of_methods_is_the_registrys_and_each_has_a_section() -> None:
+    written = (ROOT / "docs/methods.md").read_text()
+    script = "import sys; sys.path.insert(0, 'docs'); import methods_table; sys.stdout.write(methods_table.page())"
+    right = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert written == right, "run: python docs/methods_table.py"
+    assert re.findall(r"^## (\w+)$", written, re.MULTILINE) == list(METHODS)
+    for name, section in re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", written, re.DOTALL | re.MULTILINE):
+        papers = re.findall(r"\d{4}\.\d{5}", METHODS[name].paper)
+        assert "Cost a step:" in section and "Pays" in section and all(paper in section for paper in papers), name
 
 
 def test_the_layers_hold() -> None:

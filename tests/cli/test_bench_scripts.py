@@ -1,6 +1,7 @@
 """The scripts in `bench/` as commands: Ctrl-C is a line, and a long run says how long it has still to go."""
 
 import ast
+import json
 import signal
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 import script
+
+from paceline.drafters.registry import find, names
 
 BENCH = Path(script.__file__).parent
 SCRIPTS = sorted(path for path in BENCH.glob("*.py") if "__main__" in path.read_text())
@@ -60,3 +63,15 @@ def test_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(3):
         last = remaining.after_one_more()
     assert last == "0 s left"
+
+
+def test_every_method_is_measured(tiny_llama_dir: Path) -> None:
+    """On a tiny model; those that need a model or a head are left out by name."""
+    arguments = ["--model", str(tiny_llama_dir), "--first", "1", "--tokens", "12"]
+    result = subprocess.run([sys.executable, str(BENCH / "methods.py"), *arguments], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    rows = {row["method"]: row for row in json.loads(result.stdout.splitlines()[-1])["rows"]}
+    left_out = {line.split()[0] for line in result.stderr.splitlines() if "left out" in line}
+    assert rows.keys() | left_out == set(names()) and left_out == {n for n in names() if find(n).needs_model}
+    assert all(row["identical"] for row in rows.values())
+    assert rows["none"]["ratio"] == rows["none"]["acceptance_length"] == 1

@@ -94,6 +94,7 @@ def test_help_answers_at_once() -> None:
                 ["-k", "0", "--draft-model", "x"],
             )
         ),
+        ["methods"],
         ["generate", ""],
         ["generate", "--logprobs", "3", "hi"],
     ],

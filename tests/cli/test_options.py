@@ -5,17 +5,12 @@ from dataclasses import fields
 from paceline.cli import options
 from paceline.core.params import SamplingParams
 from paceline.core.verify import RULES
-from paceline.drafters.base import METHODS
 from paceline.errors import PacelineError
 from paceline.models.load import _SPELLINGS, PRECISIONS
 
 
 def test_the_lists_are_those_of_the_registries() -> None:
     """The command line must not import the registries, which need torch, to know their names."""
-    assert set(options.METHOD_NAMES) == set(METHODS) - {"composite"}
-    assert {name for name in options.METHOD_NAMES if "model" in METHODS[name].options} == set(
-        options.METHODS_WITH_MODEL
-    )
     assert set(options.RULE_NAMES) == {name for name, rule in RULES.items() if rule.lossless}
     assert set(options.DTYPE_NAMES) == {"auto", *PRECISIONS}
     assert set(options.DTYPE_SPELLINGS) == set(_SPELLINGS)

@@ -18,11 +18,12 @@ from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal
 from paceline.core.verify import make_rule
 from paceline.decode import decode
-from paceline.drafters.base import METHODS, Drafter, Features, Needs, SequenceView, create_drafter
+from paceline.drafters.base import Drafter, Features, Needs, SequenceView, create_drafter
 from paceline.drafters.composite import CompositeDrafter, Member, member_configs, share
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.none import NoDrafter
+from paceline.drafters.registry import METHODS
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.errors import PacelineError
 from paceline.models.load import load_model

@@ -3,8 +3,9 @@
 import pytest
 
 from paceline.core.tree_shapes import EAGLE_TREE, MEDUSA_TREE, DynamicTree, StaticTree
-from paceline.drafters.base import METHODS, create_drafter
+from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.registry import METHODS
 from paceline.errors import PacelineError
 
 

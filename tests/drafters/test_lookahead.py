@@ -11,7 +11,6 @@ from engine.running import make_engine, run
 
 from paceline.core.proposal import Proposal
 from paceline.core.tree import ROOT
-from paceline.core.verify import make_rule
 from paceline.decode import decode
 from paceline.drafters.base import Features, create_drafter
 from paceline.drafters.config import SpeculativeConfig
@@ -49,12 +48,6 @@ def looping() -> Decoder:
     for layer in target.layers:
         layer.output.weight *= 0.002
     return target
-
-
-def test_chains_alone_is_a_refusal() -> None:
-    target, two_guesses = looping(), [9, 1, 2, 3, 9, 4, 5, 6, 9]
-    with pytest.raises(PacelineError, match="takes chains"):
-        list(decode(target, two_guesses, GREEDY, LookaheadDrafter(Shape(4, 4, 3)), 31, rule=make_rule("block")))
 
 
 # The window

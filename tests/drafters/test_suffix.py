@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
-from paceline.core.verify import make_rule
 from paceline.decode import Step, decode
 from paceline.drafters.base import Features, create_drafter
 from paceline.drafters.config import SpeculativeConfig
@@ -286,15 +285,6 @@ def test_no_token_changes_cold_or_warm(params: SamplingParams, k: int) -> None:
     assert len(warm) < len(cold), "the pool holds the answer, and was of no use"
     assert sum(step.num_draft_tokens for step in cold) > 0
     assert not drafter._states and len(drafter.pool) == 6
-
-
-@pytest.mark.parametrize("rule", ["standard", "block"])
-def test_greedy_is_plain_under_the_other_rules_too(rule: str) -> None:
-    params = PARAMS["greedy"]
-    drafter = SuffixDrafter()
-    for _ in range(2):
-        steps = run(drafter, PROMPT, params, 8, rule=make_rule(rule))
-        assert tokens_of(steps) == tokens_of(run(NoDrafter(), PROMPT, params, 0))
 
 
 @pytest.mark.parametrize("prompt", [[5], [5, 6], [5] * 30, [5, 6, 7]], ids=["1", "2", "all equal", "3"])

@@ -9,10 +9,11 @@ from difflib import get_close_matches
 from paceline.cli.answering import Answer, Interrupts, answer, plural, statistics_parts, write
 from paceline.cli.loading import PatientProgress, banner, is_drafting, load, method_name, require_tokenizer
 from paceline.cli.main import report, show_traceback
-from paceline.cli.options import METHODS_WITH_MODEL, check_method, check_num_draft_tokens, in_option_names
+from paceline.cli.options import check_method, check_num_draft_tokens, in_option_names, needed_model
 from paceline.core.params import SamplingParams
 from paceline.core.rng import draw_seed
 from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.registry import find
 from paceline.engine.engine import RequestOptions
 from paceline.engine.llm import LLM
 from paceline.engine.statistics import SpeculationStatistics
@@ -180,10 +181,10 @@ class Chat:
         values: dict[str, str | int] = {"method": method}
         if len(words) > 1:
             values["num_speculative_tokens"] = draft_count(method, words[1:])
-        if method in METHODS_WITH_MODEL:
+        if find(method).needs_model:
             if self._draft_model is None:
                 raise PacelineError(
-                    f"method {method} needs a draft model", hint="begin with paceline chat --draft-model NAME"
+                    f"method {method} needs {needed_model(method)}", hint="begin with paceline chat --draft-model NAME"
                 )
             values["model"] = self._draft_model
         return SpeculativeConfig.from_dict(values)

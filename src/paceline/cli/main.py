@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": "talk with a model",
     "pull": "download a model",
     "models": "list or delete models",
+    "methods": "list the drafting methods, and what a model has for each",
     "tune": "find what makes a method fast on this machine",
 }
 

@@ -10,16 +10,11 @@ from typing import Any
 
 from paceline.core.params import SamplingParams
 from paceline.drafters.config import MAX_DRAFT_TOKENS, SpeculativeConfig
+from paceline.drafters.registry import find, names
 from paceline.errors import PacelineError
 
 DEFAULTS = SamplingParams()
-# What the registries hold, which themselves would import torch; a test compares.
-METHOD_NAMES = (
-    *("none", "ngram", "suffix", "draft_model"),
-    *("layer_skip", "early_exit", "lookahead", "token_recycling"),
-    *("medusa", "eagle", "eagle3"),
-)
-METHODS_WITH_MODEL = ("draft_model", "medusa", "eagle", "eagle3")
+# What the other registries hold, which themselves would import torch; a test compares.
 RULE_NAMES = ("coupled", "standard", "block")
 DTYPE_NAMES = ("auto", "bf16", "fp32", "fp64")
 DTYPE_SPELLINGS = ("bfloat16", "float32", "float64")
@@ -41,6 +36,7 @@ HINTS = {
     "ignore_eos": "leave it out to end where the model ends",
     "logprobs": "0 reports the chosen tokens alone, 5 the five likeliest beside each",
 }
+MODEL_HINT = "name it with --draft-model, for instance qwen2.5-coder-0.5b for qwen2.5-coder-1.5b, or a head's folder"
 SAMPLES = ("top_p", "top_k", "min_p", "seed")  # options that ask for sampling
 _UNDERSCORED = "|".join(name for name in (*HINTS, "max_context", "num_speculative_tokens") if "_" in name)
 _PLAIN = "|".join(("device", *(name for name in HINTS if "_" not in name)))
@@ -62,8 +58,8 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     what = "how soon the tokens come; never which, under the default --rule"
     add = parser.add_argument_group("speculation", what).add_argument
     default = "default: draft_model where --draft-model is given, else ngram"
-    add("--method", metavar="NAME", help=f"{', '.join(METHOD_NAMES)}; several in order: suffix,draft_model ({default})")
-    add("--draft-model", metavar="NAME", help="a smaller model with the same vocabulary")
+    add("--method", metavar="NAME", help=f"{', '.join(method_names())}; several: suffix,draft_model ({default})")
+    add("--draft-model", metavar="NAME", help="a smaller model with the same vocabulary, or a draft head")
     bounds = f"0 (plain decoding) to {MAX_DRAFT_TOKENS}; default: the method's own"
     add("--num-draft-tokens", "-k", type=int, metavar="K", help=f"tokens drafted a step, {bounds}")
     add("--rule", default="coupled", metavar="NAME",
@@ -145,7 +141,7 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
     count = args.num_draft_tokens
     if count is not None:
         check_num_draft_tokens("--num-draft-tokens", count)
-    takes_model = not set(methods).isdisjoint(METHODS_WITH_MODEL)
+    takes_model = [method for method in methods if find(method).needs_model]
     contradiction = None
     if args.draft_model is not None and not takes_model:
         contradiction = (
@@ -158,10 +154,7 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
     if contradiction is not None:
         raise PacelineError(contradiction, hint="leave one of the two out")
     if args.draft_model is None and takes_model:
-        raise PacelineError(
-            f"--method {args.method} needs a draft model",
-            hint="name one with --draft-model, for instance qwen2.5-coder-0.5b for qwen2.5-coder-1.5b",
-        )
+        raise PacelineError(f"--method {args.method} needs {needed_model(takes_model[0])}", hint=MODEL_HINT)
     values: dict[str, Any] = {"method": methods[0]} if len(methods) == 1 else {"methods": methods}
     if count is not None:
         values["num_draft_tokens"] = count
@@ -170,9 +163,18 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
     return SpeculativeConfig.from_dict(values)
 
 
+def method_names() -> tuple[str, ...]:
+    """`composite` goes by its members' names here."""
+    return tuple(name for name in names() if name != "composite")
+
+
 def check_method(method: str) -> None:
-    if method not in METHOD_NAMES:
-        raise PacelineError(f"unknown method {method!r}", hint=_suggest(method, METHOD_NAMES, "methods"))
+    if method not in (known := method_names()):
+        raise PacelineError(f"unknown method {method!r}", hint=_suggest(method, known, "methods"))
+
+
+def needed_model(method: str) -> str:
+    return "a draft model" if find(method).needs == "model" else "a draft head"
 
 
 def check_num_draft_tokens(name: str, count: int) -> None:

@@ -1,4 +1,4 @@
-"""The protocol that every drafting method implements, and the registry that finds them by name.
+"""The protocol that every drafting method implements.
 
 A drafter proposes; the engine verifies, commits and tells every drafter what was committed. Nothing a drafter does can
 change an output, only how soon it comes.
@@ -13,7 +13,9 @@ import torch
 
 from paceline.core.drafting import DraftSampler
 from paceline.core.proposal import Proposal
+from paceline.core.verify import Rule
 from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.registry import find
 from paceline.errors import PacelineError
 from paceline.models.cache import SequenceCache
 from paceline.models.decoder import Decoder, EarlyRows, ForwardOutput, Segment
@@ -128,89 +130,12 @@ class Drafter(Protocol):
 
 
 DrafterFactory = Callable[[SpeculativeConfig, LoadedModel], Drafter]
-
-
-@dataclass(frozen=True, slots=True)
-class Method:
-    """A registry line: where a method's factory lives, and which configuration keys it takes of its own."""
-
-    factory: str  # "module:attribute", imported when the method is first asked for
-    summary: str
-    options: frozenset[str] = frozenset()
-
-
-METHODS: dict[str, Method] = {
-    "none": Method("paceline.drafters.none:create", "plain decoding"),
-    "ngram": Method(
-        "paceline.drafters.ngram:create",
-        "prompt lookup: what followed the same tokens last time",
-        frozenset({"prompt_lookup_min", "prompt_lookup_max"}),
-    ),
-    "suffix": Method(
-        "paceline.drafters.suffix:create",
-        "what most often followed the same tokens, here and in earlier answers",
-        frozenset(
-            {
-                "suffix_decoding_max_tree_depth",
-                "suffix_decoding_max_cached_requests",
-                "suffix_decoding_corpus_tokens",
-                "suffix_decoding_max_spec_factor",
-                "suffix_decoding_max_spec_offset",
-                "suffix_decoding_min_token_prob",
-                "suffix_decoding_min_score",
-            }
-        ),
-    ),
-    "draft_model": Method(
-        "paceline.drafters.draft_model:create",
-        "a smaller model with the same vocabulary",
-        frozenset({"model", "draft_dtype", "draft_vocab_size", "draft_cache_tokens"}),
-    ),
-    "layer_skip": Method(
-        "paceline.drafters.layer_skip:create",
-        "the target itself, with some of its sublayers left out",
-        frozenset({"skip_attention_layers", "skip_mlp_layers", "draft_confidence_threshold"}),
-    ),
-    "lookahead": Method(
-        "paceline.drafters.lookahead:create",
-        "n-grams that the target itself foresees in a window beside the text",
-        frozenset({"lookahead_window", "lookahead_ngram", "lookahead_guesses"}),
-    ),
-    "token_recycling": Method(
-        "paceline.drafters.token_recycling:create",
-        "a tree of the tokens that the target last thought likely after each",
-        frozenset({"recycled_successors"}),
-    ),
-    "early_exit": Method(
-        "paceline.drafters.early_exit:create",
-        "the target's first layers; verification goes on where they stopped",
-        frozenset({"early_exit_layer", "draft_confidence_threshold"}),
-    ),
-}
-_HEAD = frozenset({"model", "speculative_token_tree", "tree_depth", "tree_top_k"})
-METHODS["medusa"] = Method("paceline.drafters.medusa:create", "heads that guess several tokens ahead", _HEAD)
-METHODS["eagle"] = Method(
-    "paceline.drafters.eagle:create",
-    "a one-layer head on the target's last hidden state (EAGLE-1, EAGLE-2)",
-    _HEAD | {"draft_cache_tokens"},
-)
-METHODS["eagle3"] = Method(
-    "paceline.drafters.eagle:create_eagle3",
-    "a one-layer head on three of the target's hidden states (EAGLE-3)",
-    _HEAD | {"draft_cache_tokens", "aux_hidden_layers"},
-)
-METHODS["composite"] = Method(
-    "paceline.drafters.composite:create",
-    "several methods in order: the first that has a draft",
-    frozenset({"methods"}).union(*(method.options for method in METHODS.values())),
-)
+"""What `Method.factory` names. Raises PacelineError for options that cannot be."""
 
 
 def create_drafter(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     """The drafter that a configuration names. Raises PacelineError for an unknown method or a foreign option."""
-    method = METHODS.get(config.method)
-    if method is None:
-        raise PacelineError(f"unknown speculative method {config.method!r}", hint=f"one of: {', '.join(METHODS)}")
+    method = find(config.method)
     foreign = sorted(config.options() - method.options)
     if foreign:
         raise PacelineError(
@@ -220,6 +145,15 @@ def create_drafter(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     module, attribute = method.factory.split(":")
     factory: DrafterFactory = getattr(importlib.import_module(module), attribute)
     return factory(config, target)
+
+
+def check_rule(rule: Rule, drafter: Drafter) -> None:
+    """Refuse a rule that takes chains alone with a drafter of trees. Raises PacelineError."""
+    if drafter.needs.trees and not rule.takes_trees:
+        raise PacelineError(
+            f"verification rule {rule.name!r} takes chains, and method {drafter.name!r} drafts trees",
+            hint="use the rule 'coupled' or 'standard', or a method that drafts chains",
+        )
 
 
 def verification_segment(sequence: SequenceView, proposal: Proposal, needs: Needs) -> Segment:

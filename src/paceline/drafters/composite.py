@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.core.proposal import Proposal
-from paceline.drafters.base import METHODS, Drafter, Features, Needs, SequenceView, create_drafter
+from paceline.drafters.base import Drafter, Features, Needs, SequenceView, create_drafter
 from paceline.drafters.config import MAX_DRAFT_TOKENS, SpeculativeConfig
+from paceline.drafters.registry import find, names
 from paceline.errors import PacelineError
 from paceline.models.load import LoadedModel
 
@@ -144,32 +145,31 @@ def member_configs(config: SpeculativeConfig) -> list[SpeculativeConfig]:
         raise PacelineError(
             "method 'composite' needs methods", hint='for instance "methods": ["suffix", "draft_model"]'
         )
-    names = [member.method for member in members]
-    for name in names:
-        if name not in METHODS:
+    named = [member.method for member in members]
+    for name in named:
+        if name not in (known := names()):
             raise PacelineError(
-                f"methods holds the unknown method {name!r}", hint=f"one of: {', '.join(sorted(METHODS))}"
+                f"methods holds the unknown method {name!r}", hint=f"one of: {', '.join(sorted(known))}"
             )
         if name in ("none", "composite"):
             raise PacelineError(f"methods holds {name!r}, which is no method to draft with", hint="leave it out")
-        if names.count(name) > 1:
+        if named.count(name) > 1:
             raise PacelineError(f"methods holds {name!r} twice", hint="name each method once")
     if len(members) < 2:
         raise PacelineError(
             f"methods holds {len(members)} of the two methods or more that 'composite' needs",
-            hint=f'"method": "{names[0]}" uses one alone' if names else '"methods": ["suffix", "draft_model"]',
+            hint=f'"method": "{named[0]}" uses one alone' if named else '"methods": ["suffix", "draft_model"]',
         )
     options = {name: getattr(config, name) for name in sorted(config.options() - {"methods"})}
     for option in options:
         if not any(
-            option in METHODS[name].options and option not in m.options()
-            for name, m in zip(names, members, strict=True)
+            option in find(name).options and option not in m.options() for name, m in zip(named, members, strict=True)
         ):
-            raise PacelineError(f"no method of {', '.join(names)} takes {option} from 'composite'", hint="leave it out")
+            raise PacelineError(f"no method of {', '.join(named)} takes {option} from 'composite'", hint="leave it out")
     last = len(members) - 1
     return [_fill_in(m, options if i == last else {**BEFORE_OTHERS, **options}) for i, m in enumerate(members)]
 
 
 def _fill_in(member: SpeculativeConfig, options: dict[str, Any]) -> SpeculativeConfig:
-    taken = METHODS[member.method].options - member.options()
+    taken = find(member.method).options - member.options()
     return replace(member, **{name: value for name, value in options.items() if name in taken})

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from paceline.drafters.registry import METHODS, find, names
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:  # a command line that only reads its arguments does without torch
@@ -103,6 +104,8 @@ class SpeculativeConfig:
     """Successors that `token_recycling` keeps of every token; None is 8."""
     methods: "tuple[SpeculativeConfig, ...] | None" = None
     """The methods of `composite`, first choice first: names, or mappings like this one's with options of their own."""
+    method_options: Mapping[str, Any] | None = None
+    """Options that a method of another package has of its own, by name; in `from_dict` they stand among the others."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, str):
@@ -141,11 +144,16 @@ class SpeculativeConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SpeculativeConfig":
         """From `speculative_config={…}`. An unknown key, or a key and its alias together, is refused."""
-        known = {item.name for item in fields(cls)}
+        known = {item.name for item in fields(cls)} - {"method_options"}
+        foreign = _foreign_options(values.get("method")) - known
         found: dict[str, Any] = {}
         for key, value in values.items():
+            if key in foreign:
+                found.setdefault("method_options", {})[key] = value
+                continue
             name = ALIASES.get(key, key)
             if name not in known:
+                known |= foreign
                 raise PacelineError(f"speculative_config has no key {key!r}", hint=f"keys: {', '.join(sorted(known))}")
             if name in found:
                 raise PacelineError(f"speculative_config gives {name} twice, once as {key!r}")
@@ -270,8 +278,16 @@ class SpeculativeConfig:
 
     def options(self) -> set[str]:
         """The method's own keys that were set."""
-        common = {"method", "num_speculative_tokens"}
-        return {item.name for item in fields(self) if item.name not in common and getattr(self, item.name) is not None}
+        common = {"method", "num_speculative_tokens", "method_options"}
+        own = {item.name for item in fields(self) if item.name not in common and getattr(self, item.name) is not None}
+        return own | set(self.method_options or ())
+
+
+def _foreign_options(method: object) -> frozenset[str]:
+    """The options of a method that another package brings."""
+    if not isinstance(method, str) or method in METHODS or method not in names():
+        return frozenset()
+    return find(method).options
 
 
 def _check_integer(name: str, value: object, low: int, high: int) -> None:

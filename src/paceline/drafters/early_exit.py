@@ -37,10 +37,15 @@ class EarlyExitDrafter(Stateless):
         return [draft.early_proposal() for draft in drafts]
 
 
+def default_exit(num_layers: int) -> int:
+    """A quarter of the layers."""
+    return max(1, num_layers // 4)
+
+
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     count, layer = target.config.num_layers, config.early_exit_layer
     if layer is None:
-        layer = max(1, count // 4)
+        layer = default_exit(count)
     if layer >= count:
         raise PacelineError(f"early_exit_layer is {layer} and the model has {count} layers: the exit must come before")
     threshold = config.draft_confidence_threshold

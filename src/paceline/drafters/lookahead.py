@@ -97,7 +97,7 @@ class LookaheadDrafter:
     """Proposes guesses from the pool, and the window behind them."""
 
     name = "lookahead"
-    needs = Needs(scratch_argmax=True)
+    needs = Needs(scratch_argmax=True, trees=True)
 
     def __init__(self, shape: Shape) -> None:
         self.shape = shape

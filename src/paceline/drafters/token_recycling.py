@@ -48,12 +48,13 @@ class TokenRecyclingDrafter:
 
     def __init__(self, num_successors: int = DEFAULT_SUCCESSORS) -> None:
         self.num_successors = num_successors
-        self.needs = Needs(top_tokens=num_successors)
+        self.needs = Needs(top_tokens=num_successors, trees=True)
         self._states: dict[int, _State] = {}
 
     def observe(self, sequence: SequenceView, tokens: Sequence[int], features: Features) -> None:
         if features.top_tokens is not None:  # of a prompt nobody asks them: its pairs are learned from the text
             state = self._states.setdefault(sequence.request_id, _State())
+            state.learn(sequence.token_ids, self.num_successors)  # first: what is older, whenever it was asked last
             state.successors.update(zip(tokens, features.top_tokens.tolist(), strict=True))
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:

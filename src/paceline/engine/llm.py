@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.core.params import SamplingParams
-from paceline.drafters.base import METHODS, create_drafter
+from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.registry import find, names
 from paceline.engine.engine import Engine, EngineConfig, RequestOptions
 from paceline.engine.outputs import RequestOutput, Update
 from paceline.engine.room import affordable_blocks, model_len
@@ -173,7 +174,9 @@ class LLM:
     def _ensure_method(self, options: RequestOptions) -> None:
         """Methods that need no model of their own are loaded when first asked for."""
         name = options.method
-        if name in METHODS and name not in self._methods and "model" not in METHODS[name].options:
+        if name in (None, "none", *self._methods) or name not in names():
+            return
+        if find(name).needs == "nothing":
             self.add_method({"method": name})
 
     def _add(self, prompt_ids: list[int], params: SamplingParams, options: RequestOptions, text: str | None) -> int:
@@ -244,14 +247,14 @@ def _speculative_config(given: SpeculativeConfig | Mapping[str, Any] | None) -> 
     if given is None:
         return SpeculativeConfig()
     config = given if isinstance(given, SpeculativeConfig) else SpeculativeConfig.from_dict(given)
-    if config.method not in METHODS:
-        raise PacelineError(f"unknown speculative method {config.method!r}", hint=f"one of: {', '.join(METHODS)}")
+    find(config.method)
     return config
 
 
 def _has_draft_cache(config: SpeculativeConfig) -> bool:
     members = config.methods or (config,)
-    return any("draft_cache_tokens" in METHODS[m.method].options for m in members if m.method in METHODS)
+    known = names()
+    return any("draft_cache_tokens" in find(m.method).options for m in members if m.method in known)
 
 
 def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:

@@ -8,7 +8,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.rng import draw_seed
 from paceline.core.stopping import token_limit
 from paceline.core.verify import Rule, make_rule
-from paceline.drafters.base import Drafter
+from paceline.drafters.base import Drafter, check_rule
 from paceline.drafters.config import MAX_DRAFT_TOKENS
 from paceline.errors import PacelineError
 from paceline.models.config import ModelConfig
@@ -158,9 +158,6 @@ def _checked_draft_tokens(count: int) -> int:
 
 def _checked_rule(rule: str | Rule, drafter: Drafter | None) -> Rule:
     rule = make_rule(rule) if isinstance(rule, str) else rule
-    if drafter is not None and drafter.needs.trees and not rule.takes_trees:
-        raise PacelineError(
-            f"verification rule {rule.name!r} takes chains, and method {drafter.name!r} drafts trees",
-            hint="use the rule 'coupled' or 'standard', or a method that drafts chains",
-        )
+    if drafter is not None:
+        check_rule(rule, drafter)
     return rule

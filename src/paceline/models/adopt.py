@@ -29,9 +29,12 @@ class TransformersSource:
     def origin(self) -> str:
         return f"transformers' {type(self.model).__name__}"
 
-    def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
+    def describe(self) -> ModelConfig:
         generation = getattr(self.model, "generation_config", None)
-        config = config_from_hf(self.model.config.to_dict(), None if generation is None else generation.to_dict())
+        return config_from_hf(self.model.config.to_dict(), None if generation is None else generation.to_dict())
+
+    def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
+        config = self.describe()
         tokenizer = None if self.tokenizer is None else Tokenizer.from_transformers(self.tokenizer, self.name)
         accept(config, tokenizer)
         weights = {canonical_name(name): tensor.detach() for name, tensor in self.model.state_dict().items()}

@@ -99,7 +99,7 @@ def open_checkpoint(folder: Path) -> Checkpoint:
     stored: dict[str, StoredTensor] = {}
     left_out: list[str] = []
     for path, listed in files.items():
-        found = _read_header(path)
+        found = read_header(path)
         for name in listed:
             if name not in found:
                 raise PacelineError(
@@ -175,7 +175,7 @@ def _json(path: Path, *, required: bool) -> dict[str, Any] | None:
     return value
 
 
-def _read_header(path: Path) -> dict[str, StoredTensor]:
+def read_header(path: Path) -> dict[str, StoredTensor]:
     """Tensors of one safetensors file by stored name. Checks that every byte the header promises is there."""
 
     def damaged(why: str) -> PacelineError:

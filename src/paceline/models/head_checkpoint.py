@@ -4,7 +4,8 @@ A head that does not fit would only never be right: so whatever does not fit is 
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 import torch
 
@@ -15,6 +16,7 @@ from paceline.models.heads import DraftVocabulary, MedusaHead, MedusaHeads
 from paceline.ops.linear import Linear
 
 KINDS = {"medusa": "Medusa heads", "eagle": "an EAGLE-1/2 head", "eagle3": "an EAGLE-3 head"}
+T = TypeVar("T")
 _BLOCK = re.compile(r"(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)")
 _OUTPUT = re.compile(r"(?:(\d+)\.\d+|lm_heads\.(\d+))\.weight")
 
@@ -75,8 +77,9 @@ def _selected(output: torch.Tensor, token_map: torch.Tensor | None) -> torch.Ten
     return output if token_map is None or len(output) == len(token_map) else output[token_map.long()]
 
 
-def kind_of(names: Sequence[str]) -> str | None:
+def kind_of(names: Iterable[str]) -> str | None:
     """Which kind of head has tensors of these names; None if none that we know has."""
+    names = set(names)
     if any(_BLOCK.fullmatch(name) for name in names):
         return "medusa"
     if "layer.hidden_norm.weight" in names:
@@ -84,12 +87,16 @@ def kind_of(names: Sequence[str]) -> str | None:
     return "eagle" if "fc.weight" in names and "layer.self_attn.q_proj.weight" in names else None
 
 
+def one_layer(tensors: Mapping[str, T]) -> dict[str, T]:
+    """Whatever a head calls its one layer, its tensors begin with `layer.`."""
+    return {re.sub(r"^(midlayer|layers\.0)\.", "layer.", key): tensor for key, tensor in tensors.items()}
+
+
 def opened(name: str, kind: str) -> HeadFiles:
     """The head's files, if they hold the right kind of head; its layer's tensors begin with `layer.`."""
     files = open_head(name)
-    renamed = {re.sub(r"^(midlayer|layers\.0)\.", "layer.", key): tensor for key, tensor in files.tensors.items()}
-    files.tensors = renamed
-    found = kind_of(list(renamed))
+    renamed = files.tensors = one_layer(files.tensors)
+    found = kind_of(renamed)
     if found is None:
         raise PacelineError(
             f"{files.where} holds no draft head that is known: its first tensor is {min(renamed, default='none')!r}",

@@ -5,7 +5,7 @@ import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -13,6 +13,7 @@ from paceline.errors import PacelineError
 from paceline.models.checkpoint import INDEX
 from paceline.models.hub import HEAD_PATTERNS, HubId
 
+T = TypeVar("T")
 _PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")  # of several pickled files, the one with the weights
 
 
@@ -58,7 +59,7 @@ class HeadFiles:
 def open_head(name: str) -> HeadFiles:
     """A folder or a Hub id. Raises PacelineError, one line, for what is missing, damaged or more than tensors."""
     folder = _folder(name)
-    return HeadFiles(str(folder), _config(folder), _without_prefix(_tensors(folder)))
+    return HeadFiles(str(folder), _config(folder), without_prefix(_tensors(folder)))
 
 
 def _folder(name: str) -> Path:
@@ -86,13 +87,17 @@ def _config(folder: Path) -> dict[str, Any]:
     return value
 
 
-def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+def weight_files(folder: Path) -> list[Path]:
+    """The files with a head's weights: those of the index, all safetensors, or a pickled one. May be empty."""
     index = folder / INDEX
     if index.is_file():
         shards = {str(shard) for shard in json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values()}
-        files = [folder / Path(shard).name for shard in sorted(shards)]
-    else:
-        files = sorted(folder.glob("*.safetensors")) or _pickled(folder)
+        return [folder / Path(shard).name for shard in sorted(shards)]
+    return sorted(folder.glob("*.safetensors")) or _pickled(folder)
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    files = weight_files(folder)
     if not files:
         raise PacelineError(f"{folder} has no weights", hint="*.safetensors, pytorch_model.bin or medusa_lm_head.pt")
     tensors: dict[str, torch.Tensor] = {}
@@ -135,7 +140,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     return dict(held)
 
 
-def _without_prefix(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def without_prefix(tensors: dict[str, T]) -> dict[str, T]:
     """Some tools write the name of the module that held the head before every tensor's."""
     for prefix in ("model.", "medusa_heads.", "medusa_head."):
         if all(name.startswith(prefix) for name in tensors):

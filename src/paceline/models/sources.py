@@ -53,6 +53,10 @@ class ModelSource(Protocol):
     @property
     def origin(self) -> str: ...
 
+    def describe(self) -> ModelConfig:
+        """The configuration alone, without a look at the weights."""
+        ...
+
     def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
         """Config, prepared weights and tokenizer; `precision` None means the source's own."""
         ...
@@ -67,6 +71,12 @@ class GGUFSource:
     @property
     def origin(self) -> str:
         return f"GGUF file {self.path}"
+
+    def describe(self) -> ModelConfig:
+        from paceline.models.gguf import open_gguf
+        from paceline.models.gguf_config import config_from_gguf
+
+        return config_from_gguf(open_gguf(self.path))
 
     def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
         from paceline.models.gguf import open_gguf
@@ -126,11 +136,17 @@ class FolderSource:
     def origin(self) -> str:
         return f"folder {self.path}"
 
-    def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
-        checkpoint = open_checkpoint(self.path)
+    def describe(self) -> ModelConfig:
+        return self._config(open_checkpoint(self.path))
+
+    def _config(self, checkpoint: Checkpoint) -> ModelConfig:
         with described_by(self.path / "config.json"):
             check_layer_count(checkpoint.config, checkpoint.stored)
-            config = config_from_hf(checkpoint.config, checkpoint.generation_config)
+            return config_from_hf(checkpoint.config, checkpoint.generation_config)
+
+    def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
+        checkpoint = open_checkpoint(self.path)
+        config = self._config(checkpoint)
         inert = check_names(config, checkpoint.stored, str(self.path))
         tokenizer = Tokenizer.of_hf_folder(self.path)
         accept(config, tokenizer)

@@ -1,0 +1,118 @@
+"""`paceline methods`: the registry, and what a model has for each method."""
+
+import json
+from pathlib import Path
+
+import pytest
+from drafters import head_files
+from drafters.test_add_a_drafter import install
+from transformers import AutoModelForCausalLM
+
+from paceline.cli import main as cli
+from paceline.core.verify import RULES
+from paceline.drafters.base import create_drafter
+from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.registry import METHODS
+from paceline.errors import PacelineError
+from paceline.models.load import load_model
+
+
+@pytest.fixture(autouse=True)
+def empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def listed(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict]:
+    assert cli.main(["methods", *arguments, "--json"]) == 0
+    return {method["name"]: method for method in json.loads(capsys.readouterr().out)["methods"]}
+
+
+def test_the_registry(capsys: pytest.CaptureFixture[str]) -> None:
+    methods = listed(capsys)
+    assert set(methods) >= set(METHODS)
+    assert methods["eagle3"]["needs"] == "head" and methods["eagle3"]["drafts"] == ["chain", "tree"]
+    assert methods["lookahead"]["lossless_rules"] == ["coupled", "standard"]
+    assert methods["suffix"]["options"] == sorted(METHODS["suffix"].options)
+    assert cli.main(["methods"]) == 0
+    out = capsys.readouterr().out
+    for name, method in METHODS.items():
+        line = next(line for line in out.splitlines() if line.startswith(name))
+        assert method.summary in line and ", ".join(method.rules) in line
+    assert all(option in out for method in METHODS.values() for option in method.options)
+
+
+def test_rules_are_those_that_take_the_shape() -> None:
+    """The registry must not import the rules, which need torch, to know their names."""
+    for method in METHODS.values():
+        lossless = {name for name, rule in RULES.items() if rule.lossless}
+        chains_alone = {name for name in lossless if not RULES[name].takes_trees}
+        assert set(method.rules) == lossless - (chains_alone if method.shapes == ("tree",) else set())
+
+
+def test_what_a_model_has(
+    tiny_llama_dir: Path, tmp_path: Path, empty_hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama_dir)
+    embed, output = (m.weight.detach() for m in (model.get_input_embeddings(), model.get_output_embeddings()))
+    heads = tmp_path / "heads"
+    eagle = head_files.eagle(embed, output).write(heads / "eagle")
+    medusa = head_files.medusa(output, "original").write(empty_hub_cache / "models--o--medusa/snapshots/abc")
+    head_files.eagle3_specforge(embed[:, :48]).write(heads / "other")
+    (heads / "damaged").mkdir()
+    (heads / "damaged/config.json").write_text("{}")
+    (heads / "damaged/model.safetensors").write_text("no")
+    methods = listed(capsys, str(tiny_llama_dir), "--heads", str(heads))
+    assert methods["eagle"]["heads"] == [str(eagle)] and methods["eagle"]["ready"]
+    assert methods["medusa"]["heads"] == [str(medusa)]
+    assert not methods["eagle3"]["ready"] and "hidden states" in methods["eagle3"]["misfits"][0]["why"]
+    assert not methods["draft_model"]["ready"] and methods["ngram"]["ready"]
+    target = load_model(str(tiny_llama_dir), dtype="fp32")
+    for name in ("layer_skip", "early_exit"):  # the defaults shown are those that are used
+        shown, default = (
+            create_drafter(SpeculativeConfig(name, **values), target) for values in (methods[name]["defaults"], {})
+        )
+        assert shown.layers == default.layers  # type: ignore[attr-defined]
+    for name in ("eagle", "medusa"):
+        create_drafter(SpeculativeConfig(name, model=methods[name]["heads"][0]), target)
+    with pytest.raises(PacelineError):
+        create_drafter(SpeculativeConfig("eagle3", model=str(heads / "other")), target)
+
+    assert cli.main(["methods", str(tiny_llama_dir), "--heads", str(heads)]) == 0
+    out = capsys.readouterr().out
+    for words in (f"ready: head {eagle}", "does not fit", "ready: exits after 1 layer\n", "ready with --draft-model"):
+        assert words in out
+
+
+def test_another_vocabulary_does_not_fit(
+    tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama_dir)
+    embed, output = (m.weight.detach() for m in (model.get_input_embeddings(), model.get_output_embeddings()))
+    head_files.eagle(embed[:100], output[:100]).write(tmp_path / "heads")
+    eagle = listed(capsys, str(tiny_llama_dir), "--heads", str(tmp_path / "heads"))["eagle"]
+    assert eagle["misfits"][0]["why"] == f"its vocabulary is 100, the target's {len(embed)}"
+
+
+def test_a_method_that_does_not_load_is_shown_as_such(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tiny_llama_dir: Path
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    install(tmp_path, "paceline-odd", {"odd": "odd_one:METHOD"}, odd_one="import no_such_module")
+    odd = listed(capsys, str(tiny_llama_dir))["odd"]
+    assert not odd["ready"] and "cannot be loaded: ModuleNotFoundError" in odd["error"]
+    assert cli.main(["methods"]) == 0
+    assert "\nodd: method 'odd' of paceline-odd cannot be loaded" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["--heads", "/nowhere"], "--heads /nowhere is not a folder"),
+        (["--heads", "/tmp"], "--heads needs a MODEL"),
+        (["no-such-model"], "no model 'no-such-model'"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments: list[str], error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["methods", *arguments]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {error}")
