@@ -24,7 +24,7 @@ BAD = [
     ("stop", ["", ["a", ""], [3], 3]),
     ("stop_token_ids", [[-1], [1.5], [True], 5]),
     ("logit_bias", [{1: 101}, {1: -100.5}, {1: math.nan}, {-1: 0}, {"3": 1}, 7, [1, 2]]),
-    ("bad_words", [[[]], [[1, -2]], [[True]], [3], 3, ["no"]]),
+    ("bad_words", [[[]], [[1, -2]], [[True]], [3], 3, [""], ""]),
 ]
 
 
@@ -100,3 +100,45 @@ def test_token_ids_outside_the_vocabulary_are_refused(name):
 def test_more_logprobs_than_tokens_are_refused():
     with pytest.raises(PacelineError, match="logprobs is 11"):
         SamplingParams(logprobs=11).check_vocabulary(10)
+
+
+def test_hugging_face_names_are_aliases() -> None:
+    given = {
+        "max_new_tokens": 9,
+        "min_new_tokens": 2,
+        "num_return_sequences": 3,
+        "eos_token_id": 7,
+        "stop_strings": ["a"],
+        "bad_words_ids": [[1, 2]],
+        "temperature": 0.5,
+    }
+    expected = SamplingParams(
+        max_tokens=9, min_tokens=2, n=3, stop_token_ids=[7], stop=["a"], bad_words=[[1, 2]], temperature=0.5
+    )
+    assert SamplingParams.from_dict(given) == expected
+    assert SamplingParams.from_dict({"eos_token_id": [7, 8]}).stop_token_ids == (7, 8)
+    assert SamplingParams.from_dict({"do_sample": False}).is_greedy
+    assert not SamplingParams.from_dict({"do_sample": True}).is_greedy
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"max_tokenz": 1}, "unknown sampling parameter 'max_tokenz'"),
+        ({"max_tokens": 1, "max_new_tokens": 2}, "max_tokens is given twice: max_new_tokens"),
+        ({"do_sample": False, "temperature": 0.7}, "do_sample is false and temperature is 0.7"),
+    ],
+)
+def test_other_names_are_refused(given: dict[str, object], message: str) -> None:
+    with pytest.raises(PacelineError, match=message):
+        SamplingParams.from_dict(given)
+
+
+def test_texts_among_the_bad_words_need_token_ids() -> None:
+    params = SamplingParams(bad_words=["ab", (5, 6)])
+    with pytest.raises(PacelineError, match="bad_words holds the text 'ab'"):
+        params.check_vocabulary(10)
+    resolved = params.with_bad_words(lambda text: [[1, 2], [3]])
+    assert resolved.bad_word_ids == ((1, 2), (3,), (5, 6))
+    resolved.check_vocabulary(10)
+    assert SamplingParams(bad_words="ab").bad_words == ("ab",)

@@ -1,8 +1,8 @@
 """The engine on the real 135M model in bf16: eight requests of all methods at once, each as `decode` gives it alone."""
 
 import itertools
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -27,8 +27,8 @@ def model(smollm2_gguf: Path) -> LoadedModel:
 
 
 def drafters(model: LoadedModel) -> dict[str, Drafter]:
-    """The draft model is the target's own first layers: wrong more often than right, so both are seen."""
-    draft = model.decoder.first_layers(10)
+    """The draft model is all but the target's last layer: right about as often as wrong."""
+    draft = model.decoder.first_layers(model.config.num_layers - 1)
     both = [Member(SuffixDrafter()), Member(DraftModelDrafter(draft, 20_000))]
     return {
         "ngram": NgramDrafter(),
@@ -38,23 +38,39 @@ def drafters(model: LoadedModel) -> dict[str, Drafter]:
     }
 
 
-def chats(model: LoadedModel, texts: Sequence[str]) -> list[list[int]]:
+def chats(model: LoadedModel, texts: Sequence[str]) -> list[tuple[int, ...]]:
     assert model.tokenizer is not None
-    return [model.tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in texts]
+    return [tuple(model.tokenizer.apply_chat_template([{"role": "user", "content": text}])) for text in texts]
 
 
-def check(model: LoadedModel, requests: Iterable[tuple[list[int], str, int]]) -> None:
-    """Prompt, method and length of each: greedy (every other one under `standard`) and seeded, eight at a time."""
-    engine = make_engine(model.decoder, drafters(model), max_num_seqs=8, max_model_len=2048, prefix_cache_blocks=40)
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request; `k` tokens are drafted a step. Greedy ones under `standard` where `k` is odd."""
+
+    prompt: tuple[int, ...]
+    method: str
+    params: str
+    k: int
+    length: int
+
+    @property
+    def rule(self) -> str:
+        return "standard" if self.params == "greedy" and self.k % 2 else "coupled"
+
+
+def check(model: LoadedModel, requests: Sequence[Asked], at_once: int = 8) -> None:
+    """All requests through one engine, `at_once` at a time, against `decode` for each alone."""
+    engine = make_engine(
+        model.decoder, drafters(model), max_num_seqs=at_once, max_model_len=2048, prefix_cache_blocks=40
+    )
     wanted: dict[int, list[int]] = {}
     answers: dict[tuple[str, tuple[int, ...], int], list[int]] = {}
-    for i, (prompt, method, length) in enumerate(requests):
-        name, rule = ("greedy", "standard" if i % 4 else "coupled") if i % 2 == 0 else ("seeded", "coupled")
-        params, key = replace(PARAMS[name], max_tokens=length), (name, tuple(prompt), length)
+    for asked in requests:
+        params, key = replace(PARAMS[asked.params], max_tokens=asked.length), (asked.params, asked.prompt, asked.length)
         if key not in answers:
-            answers[key] = plain(model.decoder, prompt, params)
-        options = RequestOptions(method=method, num_speculative_tokens=4, rule=rule)
-        wanted[engine.add_request(prompt, params, options)] = answers[key]
+            answers[key] = plain(model.decoder, asked.prompt, params)
+        options = RequestOptions(method=asked.method, num_speculative_tokens=asked.k, rule=asked.rule)
+        wanted[engine.add_request(asked.prompt, params, options)] = answers[key]
     result = run(engine)
     assert {number: result.ids(number) for number in wanted} == wanted
     assert not engine.speculation.faults
@@ -65,11 +81,16 @@ def check(model: LoadedModel, requests: Iterable[tuple[list[int], str, int]]) ->
 def test_eight_at_once(model: LoadedModel) -> None:
     """Unequal prompts, unequal answers, all methods."""
     texts = [SHORT[5], SHORT[10], LONG[2][-300:], SHORT[2], SHORT[12], SHORT[0], SHORT[15], SHORT[8]]
-    lengths = [9, 6, 5, 9, 8, 4, 6, 8]
-    check(model, zip(chats(model, texts), itertools.cycle(METHODS), lengths))
+    methods = ("ngram", "suffix", "draft_model", "composite", "none", "suffix", "draft_model", "composite")
+    names = ("greedy", "seeded", "greedy", "seeded", "greedy", "greedy", "seeded", "greedy")
+    asked = zip(chats(model, texts), methods, names, (1, 3, 5, 8, 1, 4, 3, 8), (9, 6, 5, 9, 8, 4, 6, 8), strict=True)
+    check(model, [Asked(*each) for each in asked])
 
 
 @pytest.mark.slow
-def test_every_method_with_every_prompt(model: LoadedModel) -> None:
-    texts = [*SHORT, *LONG[:2]]
-    check(model, [(prompt, method, 40) for method in METHODS for prompt in chats(model, texts)])
+@pytest.mark.parametrize("at_once", [3, 8])
+def test_the_identity_matrix(model: LoadedModel, at_once: int) -> None:
+    """Every method × greedy and seeded × K, each on prompts of its own; one of them is long."""
+    prompts = itertools.cycle(chats(model, [*SHORT, LONG[0]]))
+    cells = itertools.product(METHODS, PARAMS, (1, 3, 5, 8))
+    check(model, [Asked(next(prompts), method, name, k, 40) for method, name, k in cells], at_once)

@@ -40,6 +40,18 @@ def test_prompts_of_every_kind_in_one_call(model: LoadedModel) -> None:
     assert list(llm.generate("hello", GREEDY)[0].outputs[0].token_ids) == expected
 
 
+def test_a_bad_word_may_be_a_text(model: LoadedModel) -> None:
+    llm = LLM(model, {"method": "ngram", "num_speculative_tokens": 3}, **SETTINGS)
+    tokenizer = llm.tokenizer
+    free = llm.generate("hello", GREEDY)[0].outputs[0].token_ids
+    alone = [token for token in free if tokenizer.encode(tokenizer.decode([token]), add_special=False) == [token]]
+    word = tokenizer.decode(alone[:1])
+    for banned in (word, [word]):
+        params = replace(GREEDY, bad_words=banned)
+        answers = (llm.generate("hello", params)[0].outputs[0], list(llm.stream("hello", params))[-1].output.outputs[0])
+        assert answers[0] == answers[1] and alone[0] not in answers[0].token_ids
+
+
 def test_a_stream_is_the_answer_piece_by_piece(model: LoadedModel) -> None:
     """Alone, beside another stream, and beside a call in between: the same as not streamed."""
     llm = LLM(model, {"method": "ngram"}, **SETTINGS)

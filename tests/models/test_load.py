@@ -1,5 +1,6 @@
 """From a name to a decoder: where it is looked for, what is refused, and what comes out."""
 
+import json
 import logging
 import os
 
@@ -283,6 +284,15 @@ def test_a_tokenizer_that_fits(tmp_path, added):
     """The placeholder is what Gemma 3's text models share with the multimodal ones."""
     folder = add_tokenizer(write_folder(tmp_path / "m", llama_weights()), added)
     assert load_model(str(folder)).tokenizer.vocab_size == 258 + len(added)
+
+
+def test_the_tokenizers_own_end_ends_an_answer_too(tmp_path):
+    """The configuration may name another, or none: each of the files may be the only one that knows."""
+    folder = add_tokenizer(write_folder(tmp_path / "m", llama_weights()))
+    settings = json.loads((folder / "config.json").read_text()) | {"eos_token_id": [5, 6]}
+    (folder / "config.json").write_text(json.dumps(settings))
+    model = load_model(str(folder))
+    assert model.config.eos_token_ids == model.decoder.config.eos_token_ids == (5, 6, 257)
 
 
 def test_a_gguf_tokenizer_with_ids_beyond_the_vocabulary_is_refused(tmp_path):

@@ -1,11 +1,20 @@
 """What a request may ask of sampling: vLLM's names and defaults, every value checked when it is given."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from paceline.errors import PacelineError
+
+ALIASES = {
+    "max_new_tokens": "max_tokens",
+    "min_new_tokens": "min_tokens",
+    "num_return_sequences": "n",
+    "eos_token_id": "stop_token_ids",
+    "stop_strings": "stop",
+    "bad_words_ids": "bad_words",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +51,17 @@ class SamplingParams:
     """Taken off once for each time the token was generated."""
     repetition_penalty: float = 1.0
     """Logits of tokens in prompt or output are divided by it (multiplied where negative)."""
-    bad_words: Sequence[Sequence[int]] = ()
-    """Token sequences that must not be generated."""
+    bad_words: Sequence[str | Sequence[int]] = ()
+    """What must not be generated: texts (their tokens, at a text's start and after a space) or token sequences."""
     logprobs: int | None = None
     """Report the chosen token's log-probability and this many of the likeliest; None is off."""
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else _listed("stop", self.stop)
-        words = tuple(_listed("bad_words: a word", word) for word in _listed("bad_words", self.bad_words))
+        words = tuple(
+            word if isinstance(word, str) else _listed("bad_words: a word", word)
+            for word in ((self.bad_words,) if isinstance(self.bad_words, str) else _listed("bad_words", self.bad_words))
+        )
         object.__setattr__(self, "stop", stop)
         object.__setattr__(self, "stop_token_ids", _listed("stop_token_ids", self.stop_token_ids))
         object.__setattr__(self, "bad_words", words)
@@ -74,12 +86,47 @@ class SamplingParams:
         """True when a distribution depends on which tokens came before it."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1)
 
+    @property
+    def bad_word_ids(self) -> tuple[tuple[int, ...], ...]:
+        """The token sequences among `bad_words`; `with_bad_words` makes all of them that."""
+        return tuple(tuple(word) for word in self.bad_words if not isinstance(word, str))
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "SamplingParams":
+        """From JSON, say: these names or Hugging Face's. Raises PacelineError for another, or for one given twice."""
+        given: dict[str, Any] = {}
+        for key, value in values.items():
+            name = ALIASES.get(key, key)
+            if name in given:
+                raise PacelineError(f"{name} is given twice: {key} is another name for it")
+            given[name] = [value] if key == "eos_token_id" and isinstance(value, int) else value
+        sampling = given.pop("do_sample", True)
+        known = [field.name for field in fields(cls)]
+        unknown = next((name for name in given if name not in known), None)
+        if unknown is not None:
+            raise PacelineError(
+                f"unknown sampling parameter {unknown!r}", hint=f"known: {', '.join([*known, *ALIASES, 'do_sample'])}"
+            )
+        if not sampling:
+            if given.get("temperature"):
+                raise PacelineError(f"do_sample is false and temperature is {given['temperature']}: leave one out")
+            given["temperature"] = 0.0
+        return cls(**given)
+
+    def with_bad_words(self, token_ids: Callable[[str], Sequence[Sequence[int]]]) -> "SamplingParams":
+        """The same, with the token sequences of each text in `bad_words` in its place."""
+        words = (token_ids(word) if isinstance(word, str) else (word,) for word in self.bad_words)
+        return replace(self, bad_words=[ids for spellings in words for ids in spellings])
+
     def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise PacelineError if a parameter names a token id outside the model's vocabulary."""
+        """Raise PacelineError if a parameter names a token id outside the model's vocabulary, or still a text."""
+        text = next((word for word in self.bad_words if isinstance(word, str)), None)
+        if text is not None:
+            raise PacelineError(f"bad_words holds the text {text!r} and there is no tokenizer", hint="give token ids")
         named = {
             "logit_bias": list(self.logit_bias),
             "stop_token_ids": list(self.stop_token_ids),
-            "bad_words": [token for word in self.bad_words for token in word],
+            "bad_words": [token for word in self.bad_word_ids for token in word],
         }
         for name, ids in named.items():
             if ids and max(ids) >= vocab_size:
@@ -117,8 +164,8 @@ class SamplingParams:
             _check_real(f"logit_bias of token {token}", bias, -100, 100)
         for word in self.bad_words:
             if not word:
-                raise PacelineError("bad_words holds an empty sequence; each must have one token id or more")
-            for token in word:
+                raise PacelineError("bad_words holds an empty word; each must have one token or more")
+            for token in () if isinstance(word, str) else word:
                 _check_integer("bad_words: a token id", token, 0)
 
 

@@ -126,7 +126,7 @@ def _adjusted(
 
 
 def _banned_tokens(params: SamplingParams, history: History, end_tokens: Set[int]) -> list[int]:
-    banned = {word[-1] for word in params.bad_words if history.ends_with(tuple(word[:-1]))}
+    banned = {word[-1] for word in params.bad_word_ids if history.ends_with(tuple(word[:-1]))}
     if history.position < params.min_tokens:
         banned |= end_tokens
     return sorted(banned)

@@ -98,6 +98,7 @@ class LLM:
         """
         listed = _listed(prompts)
         params = _one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, len(listed))
+        params = [self._with_token_ids(each) for each in params]
         chosen = _one_each("options", options, RequestOptions(), RequestOptions, len(listed))
         ids = [self._encode(prompt) for prompt in listed]
         for prompt_ids, own_params, own_options in zip(ids, params, chosen, strict=True):
@@ -121,7 +122,7 @@ class LLM:
         The request begins with the first `next`; closing the iterator cancels it. Several streams run together.
         """
         options = options or RequestOptions()
-        params = SamplingParams() if sampling_params is None else sampling_params
+        params = self._with_token_ids(SamplingParams() if sampling_params is None else sampling_params)
         ids = self._encode(prompt)
         self._ensure_method(options)
         self.engine.check_request(ids, params, options)
@@ -170,6 +171,14 @@ class LLM:
     def reset_prefix_cache(self) -> None:
         """Forget all kept prompts and answers."""
         self.engine.reset_prefix_cache()
+
+    def _with_token_ids(self, params: SamplingParams) -> SamplingParams:
+        """A bad word is bad at a text's start and after a space: tokens tell the two apart."""
+        if not any(isinstance(word, str) for word in params.bad_words):
+            return params
+        return params.with_bad_words(
+            lambda text: [self.tokenizer.encode(form, add_special=False) for form in dict.fromkeys((text, f" {text}"))]
+        )
 
     def _ensure_method(self, options: RequestOptions) -> None:
         """Methods that need no model of their own are loaded when first asked for."""

@@ -120,7 +120,7 @@ def load_source(
         accept(tokenizer)
 
     parts = source.read(precision, progress, check)
-    config = _with_context(parts.config, max_context)
+    config = _with_end_of_sequence(_with_context(parts.config, max_context), parts.tokenizer)
     decoder = Decoder(config, parts.weights, PRECISIONS[parts.precision], place)
     return LoadedModel(
         decoder=decoder,
@@ -179,3 +179,11 @@ def _with_context(config: ModelConfig, max_context: int | None) -> ModelConfig:
             hint=f"choose 1 to {config.max_context}",
         )
     return replace(config, max_context=max_context)
+
+
+def _with_end_of_sequence(config: ModelConfig, tokenizer: Tokenizer | None) -> ModelConfig:
+    """The tokenizer's own end joins those of the configuration: any of the files may be the only one to name it."""
+    end = None if tokenizer is None else tokenizer.eos_id
+    if end is None or end in config.eos_token_ids or end >= config.vocab_size:
+        return config
+    return replace(config, eos_token_ids=(*config.eos_token_ids, end))
