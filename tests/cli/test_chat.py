@@ -263,7 +263,7 @@ class Running:
     def read(self, fd: int, form: str = ".") -> str:
         """What comes, until it has something of this form."""
         seen = b""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while not re.search(form, seen.decode("utf-8", "replace"), re.DOTALL):
             assert time.monotonic() < deadline, seen
             if select.select([fd], [], [], 1)[0]:
@@ -283,7 +283,7 @@ class Running:
                 stream.close()
 
     def status(self) -> int:
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=240)
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(tiny_llama_dir: Path) -> None:
