@@ -13,13 +13,11 @@ from script import Remaining, resumable
 
 # isort: split
 import argparse
-import hashlib
 import json
 import os
 import signal
 import sys
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from multiprocessing import get_context
@@ -28,6 +26,7 @@ from typing import Any, TextIO
 
 import torch
 from provenance import provenance
+from resumed import fingerprint, read
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -115,7 +114,7 @@ def main() -> int:
     wanted |= dict.fromkeys((WIDE_CASE.name, WIDE_CONTROL.name), min(WIDE_DRAWS, args.draws))
     counts = {name: Count(case, wanted[name]) for name, case in (CASES | PLANTED).items()}
     expected = {part for count in counts.values() for part in count.parts()}
-    code = fingerprint()
+    code = fingerprint(code_files())
     for line in read(args.log, code):
         if Part(line["case"], line["first"], line["draws"]) in expected:
             counts[line["case"]].add(line)
@@ -157,28 +156,10 @@ def count_part(part: Part) -> dict[str, Any]:
     }
 
 
-def fingerprint() -> str:
-    """Of all that a draw depends on: what other code has counted says nothing about this one."""
+def code_files() -> list[Path]:
+    """All that a draw depends on."""
     source = ROOT / "src" / "paceline"
-    files = [*sorted(source.glob("core/*.py")), source / "decode.py", *sorted(ROOT.glob("tests/law*.py"))]
-    return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]
-
-
-def read(log: Path, code: str) -> list[dict[str, Any]]:
-    """The log's counts by this code. Others are taken out of the file."""
-    if not log.exists():
-        return []
-    lines = []
-    for text in log.read_text().splitlines():
-        with suppress(json.JSONDecodeError):  # a run that was killed leaves half a line
-            lines.append(json.loads(text))
-    ours = [line for line in lines if line["code"] == code]
-    if len(ours) < len(lines):
-        print(f"{log}: {len(lines) - len(ours)} lines were counted by other code and are dropped")
-    kept = log.with_name(log.name + ".part")
-    kept.write_text("".join(json.dumps(line) + "\n" for line in ours))
-    kept.replace(log)
-    return [line for line in ours if "case" in line]
+    return [*sorted(source.glob("core/*.py")), source / "decode.py", *sorted(ROOT.glob("tests/law*.py"))]
 
 
 def summarise(counts: dict[str, Count]) -> int:

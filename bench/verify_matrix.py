@@ -3,7 +3,7 @@
 Default: SmolLM2-135M in bf16, 20 prompts (4 above 700 tokens) × greedy and seeded × ngram and draft_model (the
 target's own first 10 layers, which are nearly always wrong; on every fourth prompt also all but its last, which are
 often right) × K 1, 3, 5, 8, 64 tokens with end-of-sequence ignored, against plain decoding of one row at a time. Cells
-are appended to a log as they are done; a run takes up where the last one stopped.
+are appended to a log as they are done; a run takes up where the last one of the same code stopped.
 
     python bench/verify_matrix.py
     python bench/verify_matrix.py --model qwen2.5-coder-1.5b --draft-model qwen2.5-coder-0.5b --prompts 3
@@ -20,10 +20,12 @@ from dataclasses import asdict
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 from matrix import PARAMS, Cell, run_matrix, uncovered_positions
 from prompts import LONG, PROMPTS
 from provenance import provenance
+from resumed import fingerprint, read
 
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -31,6 +33,7 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.models.load import load_model
 from paceline.models.progress import terminal_progress
 
+ROOT = Path(__file__).parent.parent
 DRAFT_LAYERS = 10
 
 
@@ -62,7 +65,8 @@ def main() -> int:
     prompts = [target.tokenizer.apply_chat_template([{"role": "user", "content": prompt}]) for prompt in chosen]
 
     log = args.log or Path(__file__).parent / "results" / f"verify_matrix-{args.model}-{args.dtype}.jsonl"
-    cells = _read(log)
+    code = f"{fingerprint(code_files())} {args.tokens}"
+    cells = [_cell(row) for row in read(log, code)]
     log.parent.mkdir(parents=True, exist_ok=True)
     keys = set(product(range(len(prompts)), PARAMS, drafters, args.k))
     left_out = {key for key in keys if key[2] == often_right and key[0] % 4}
@@ -71,24 +75,26 @@ def main() -> int:
     remaining = Remaining(total - len(cells))
     with log.open("a") as file, resumable():
         if len(cells) < total:
-            print(json.dumps({"provenance": provenance() | {"exact": target.exact}}), file=file, flush=True)
+            facts = provenance() | {"exact": target.exact}
+            print(json.dumps({"provenance": facts, "code": code}), file=file, flush=True)
         skip = left_out | {cell.key for cell in cells}
         for cell in run_matrix(target.decoder, prompts, drafters, args.k, args.tokens, skip):
             cells.append(cell)
-            print(json.dumps(asdict(cell)), file=file, flush=True)
+            print(json.dumps(asdict(cell) | {"code": code}), file=file, flush=True)
             print(f"{describe(cell, len(cells), total)}; {remaining.after_one_more()}", flush=True)
     return summarise(cells)
 
 
-def _read(log: Path) -> list[Cell]:
-    if not log.exists():
-        return []
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    return [
-        Cell(**{**row, "accepted_at": tuple(row["accepted_at"]), "rejected_at": tuple(row["rejected_at"])})
-        for row in rows
-        if "provenance" not in row
-    ]
+def code_files() -> list[Path]:
+    """All that a cell depends on."""
+    source = ROOT / "src" / "paceline"
+    parts = [source.glob(f"{package}/*.py") for package in ("core", "ops", "models", "drafters")]
+    own = [ROOT / "bench" / name for name in ("matrix.py", "prompts.py", "verify_matrix.py")]
+    return [*sorted(file for part in parts for file in part), source / "decode.py", *own]
+
+
+def _cell(row: dict[str, Any]) -> Cell:
+    return Cell(**{**row, "accepted_at": tuple(row["accepted_at"]), "rejected_at": tuple(row["rejected_at"])})
 
 
 def describe(cell: Cell, number: int, total: int) -> str:

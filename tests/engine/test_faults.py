@@ -1,16 +1,18 @@
 """What goes wrong inside a drafter or at one row costs that request something, and no other anything."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
 from engine.running import RequestOptions, make_engine, plain, run, seeded
+from engine.toy_tokenizer import toy_tokenizer
 
 from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal
-from paceline.drafters.base import Features, Needs, SequenceView
+from paceline.drafters.base import NOTHING, Features, Needs, SequenceView
 from paceline.drafters.composite import CompositeDrafter, Member
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.ngram import NgramDrafter
@@ -18,6 +20,7 @@ from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder, ForwardOutput, Segment
 
 PROMPTS = [tiny.prompt(20 + 7 * number, seed=number) for number in range(4)]
+GREEDY = SamplingParams(temperature=0, max_tokens=24)
 
 
 @pytest.fixture(scope="module")
@@ -177,9 +180,9 @@ def test_what_can_never_be_is_refused_before_it_begins(target: Decoder) -> None:
         ([1], SamplingParams(max_tokens=5, stop_token_ids=[900]), RequestOptions(), "names token 900"),
         ([1], greedy, RequestOptions(method="itself"), "'itself' is not loaded"),
         ([1], greedy, RequestOptions(rule="nonsense"), "unknown verification rule"),
-        ([1], greedy, RequestOptions(num_speculative_tokens=-1), "num_speculative_tokens is -1"),
-        ([1], greedy, RequestOptions(num_speculative_tokens=129), "is 129; it must be a whole number from 0 to 128"),
-        ([1], greedy, RequestOptions(num_speculative_tokens=2.5), "is 2.5; it must be"),  # type: ignore[arg-type]
+        ([1], greedy, RequestOptions(speculative=False, method="itself"), "'itself' is not loaded"),
+        ([True, 2], greedy, RequestOptions(), "the prompt holds True"),
+        ([1, 2.0], greedy, RequestOptions(), "the prompt holds 2.0"),
     ]
     for prompt, params, options, message in cases:
         with pytest.raises(PacelineError, match=message):
@@ -187,6 +190,30 @@ def test_what_can_never_be_is_refused_before_it_begins(target: Decoder) -> None:
     assert not engine.has_unfinished
     assert engine.add_request(tiny.prompt(183), greedy) is not None
     run(engine)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("num_speculative_tokens", -1, "num_speculative_tokens is -1"),
+        ("num_speculative_tokens", 129, "is 129; it must be a whole number from 0 to 128"),
+        ("num_speculative_tokens", 2.5, "is 2.5; it must be"),
+        ("speculative", "no", "speculative is 'no'; it must be True or False"),
+        ("private_drafts", 1, "private_drafts is 1"),
+        ("method", ["ngram"], "method is .*; it must be a method's name"),
+        ("rule", None, "rule is None; it must be a rule's name"),
+    ],
+)
+def test_options_of_the_wrong_kind_are_refused(option: str, value: Any, message: str) -> None:
+    with pytest.raises(PacelineError, match=message):
+        RequestOptions(**{option: value})
+
+
+@pytest.mark.parametrize("name", ["max_num_seqs", "max_num_batched_tokens", "max_model_len", "prefix_cache_blocks"])
+@pytest.mark.parametrize("value", [2.5, True, "4", None, -1])
+def test_settings_are_whole_numbers(target: Decoder, name: str, value: Any) -> None:
+    with pytest.raises(PacelineError, match=f"{name} is "):
+        make_engine(target, **{name: value})
 
 
 def test_exits_at_different_layers_are_refused(target: Decoder) -> None:
@@ -216,21 +243,125 @@ def test_a_rule_that_cannot_take_a_methods_drafts_is_refused_at_once(target: Dec
         make_engine(target, max_model_len=513)
 
 
-class Breaking:
-    """A constraint that allows all, until it raises."""
+class Rough(NgramDrafter):
+    """Returns whatever it was given to return."""
 
-    def __init__(self, after: int) -> None:
-        self.after = after
+    name = "rough"
+
+    def __init__(self, propose: Callable[[], Any], needs: Needs = NOTHING) -> None:
+        super().__init__(1, 3)
+        self.needs, self.own = needs, propose
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
+        return [self.own() for _ in sequences]
+
+
+EARLY = Needs(early_layer=1)
+HIDDEN = torch.zeros(1, 64, dtype=torch.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("propose", "needs"),
+    [
+        (lambda: Proposal.chain([1.0]), NOTHING),  # type: ignore[list-item]
+        (lambda: Proposal.chain([torch.tensor(1.0)]), NOTHING),  # type: ignore[list-item]
+        (lambda: Proposal.chain(["a"]), NOTHING),  # type: ignore[list-item]
+        (lambda: Proposal.chain([None]), NOTHING),  # type: ignore[list-item]
+        (lambda: Proposal.chain([torch.tensor([1, 2])]), NOTHING),  # type: ignore[list-item]
+        (lambda: Proposal((1,), (-1.0,)), NOTHING),  # type: ignore[arg-type]
+        (lambda: Proposal.chain([2**70]), NOTHING),
+        (lambda: None, NOTHING),
+        (lambda: [1], NOTHING),
+        (lambda: Proposal.chain([1], hidden=HIDDEN[:, :5]), EARLY),
+        (lambda: Proposal.chain([1], hidden=HIDDEN.double()), EARLY),
+        (lambda: Proposal.chain([1], hidden=HIDDEN[0]), EARLY),
+        (lambda: Proposal.chain([1], hidden=HIDDEN.to("meta")), EARLY),
+        (lambda: Proposal.chain([1], hidden=HIDDEN + torch.nan), EARLY),
+        (lambda: Proposal.chain([1], hidden=[[0.0] * 64]), EARLY),  # type: ignore[arg-type]
+    ],
+)
+def test_a_proposal_that_the_pass_cannot_take_is_its_drafters_fault(
+    target: Decoder, propose: Callable[[], Any], needs: Needs
+) -> None:
+    """Beside a plain request: both get their answer, and the drafter alone is to blame."""
+    assert target.config.hidden_size == HIDDEN.shape[1]
+    engine = make_engine(target, {"rough": Rough(propose, needs)})
+    numbers = [engine.add_request(PROMPTS[i], GREEDY, RequestOptions(speculative=i == 0)) for i in (0, 1)]
+    result = run(engine)
+    for number, prompt in zip(numbers, PROMPTS, strict=False):
+        assert result.ids(number) == plain(target, prompt, GREEDY)
+    assert engine.speculation.faults == {"rough": 1}
+
+
+@pytest.mark.parametrize("token", [np.int64(7), torch.tensor(7), np.uint8(7), 7])
+def test_tokens_of_any_integer_type_become_int(target: Decoder, token: Any) -> None:
+    proposal = Proposal.chain([token])
+    assert type(proposal.tokens[0]) is int
+    assert proposal == Proposal.chain([7])
+    assert type(Proposal.chain([True]).tokens[0]) is int
+    engine = make_engine(target, {"rough": Rough(lambda: Proposal.chain([token]))})
+    params = SamplingParams(temperature=0, max_tokens=6, logit_bias={7: 100})
+    engine.add_request(PROMPTS[0], params)
+    (output,) = run(engine).outputs.values()
+    assert output.outputs[0].token_ids == (7,) * 6
+    assert all(type(token) is int for token in output.outputs[0].token_ids)
+    assert output.metrics.speculation.num_accepted_tokens > 0
+
+
+class Breaking:
+    """A constraint that allows all, until it raises, at `allowed` or at `advance`."""
+
+    def __init__(self, after: int, at: str = "allowed") -> None:
+        self.after, self.at = after, at
 
     def start(self) -> int:
         return 0
 
     def advance(self, state: int, token: int) -> int:
+        if self.at == "advance" and state >= self.after:
+            raise ZeroDivisionError("a grammar's fault")
         return state + 1
 
     def allowed(self, state: int) -> None:
-        if state >= self.after:
+        if self.at == "allowed" and state >= self.after:
             raise ZeroDivisionError("a grammar's fault")
+
+
+@pytest.mark.parametrize("method", ["none", "itself"])
+@pytest.mark.parametrize("at", ["allowed", "advance"])
+@pytest.mark.parametrize("held", [0, 1, 3])
+def test_after_a_fault_text_and_ids_end_at_the_same_token(target: Decoder, method: str, at: str, held: int) -> None:
+    """Also where the text of the last `held` tokens could be the beginning of a stop string."""
+    tokenizer = toy_tokenizer()
+    expected = plain(target, PROMPTS[1], GREEDY)[:8]
+    stop = (tokenizer.decode(expected[8 - held :]) + "#",) if held else ()
+    engine = make_engine(target, {"itself": DraftModelDrafter(target, 20_000)}, tokenizer=tokenizer)
+    params = SamplingParams(temperature=0, max_tokens=24, stop=stop, logprobs=1)
+    engine.add_request(PROMPTS[1], params, RequestOptions(method=method, constraint=Breaking(8, at)))
+    (output,) = run(engine).outputs.values()
+    choice = output.outputs[0]
+    assert choice.error == "ZeroDivisionError: a grammar's fault"
+    assert list(choice.token_ids) == expected[: len(choice.token_ids)]
+    assert len(choice.token_ids) == 8 or (method, at) == ("itself", "advance")  # a pass is taken whole, or not at all
+    assert choice.text == tokenizer.decode(choice.token_ids)
+    assert choice.logprobs is not None
+    assert len(choice.logprobs) == len(choice.token_ids) == choice.speculation.num_tokens
+
+
+def test_a_complete_stop_string_counts_even_where_a_fault_struck(target: Decoder) -> None:
+    """It was held open by a longer one that began before it: the answer ends there, without the fault."""
+    tokenizer = toy_tokenizer()
+    expected = plain(target, PROMPTS[1], GREEDY)[:8]
+    second = tokenizer.decode(expected[6:7])
+    stops = [tokenizer.decode(expected[5:8]) + "#", second]
+    engine = make_engine(target, tokenizer=tokenizer)
+    params = SamplingParams(temperature=0, max_tokens=24, stop=stops)
+    engine.add_request(PROMPTS[1], params, RequestOptions(constraint=Breaking(8)))
+    (output,) = run(engine).outputs.values()
+    choice = output.outputs[0]
+    text = tokenizer.decode(expected)
+    assert choice.text == text[: text.index(second)]
+    assert (choice.finish_reason, choice.stop_reason, choice.error) == ("stop", second, None)
 
 
 @pytest.mark.parametrize("method", ["none", "ngram", "itself"])

@@ -2,6 +2,9 @@
 
 import contextlib
 import itertools
+import sys
+from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -10,6 +13,7 @@ import torch
 from engine.running import Run, make_engine, plain, run, seeded
 
 from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.engine import scheduler
 from paceline.models.decoder import Decoder, ForwardOutput
 
 PROMPTS = [tiny.prompt(20 + 7 * number, seed=number) for number in range(4)]
@@ -108,3 +112,58 @@ def test_an_interrupted_step_can_be_made_again(target: Decoder, monkeypatch: pyt
         result.take(engine.step())
     for number, prompt in zip(numbers, PROMPTS, strict=True):
         assert result.ids(number) == plain(target, prompt, seeded(seed=2))
+
+
+class Strike:
+    """Ctrl-C when a line of the scheduler is about to run for the first time; without one, it notes which do."""
+
+    def __init__(self, line: int | None = None) -> None:
+        self.line = line
+        self.seen: dict[int, str] = {}
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_filename != scheduler.__file__:
+            return None
+        if event == "line" and frame.f_lineno not in self.seen:
+            self.seen[frame.f_lineno] = frame.f_code.co_name
+            if frame.f_lineno == self.line:
+                raise KeyboardInterrupt
+        return self
+
+
+def test_no_line_of_the_scheduler_loses_a_request(target: Decoder) -> None:
+    """With requests that are admitted behind a found prefix, forked, and put back; drafts stay all right, too."""
+    drafter = DraftModelDrafter(target, 20_000)
+    prefix, params = tiny.prompt(64, seed=9), seeded(seed=4, max_tokens=8)
+    prompts = [[*prefix, 1, 2], [*prefix, *tiny.prompt(62, seed=2)]]
+    answers = [plain(target, prompt, params) for prompt in prompts]
+
+    def attempt(strike: Strike) -> None:
+        engine = make_engine(target, {"itself": drafter}, num_kv_blocks=4, max_num_seqs=3, prefix_cache_blocks=1)
+        engine.add_request([*prefix, 5], seeded(seed=1, max_tokens=1))
+        run(engine)
+        numbers = [engine.add_request(prompts[0], replace(params, n=2)), engine.add_request(prompts[1], params)]
+        result, previous = Run(), sys.gettrace()
+        sys.settrace(strike)
+        try:
+            for _ in range(40):
+                if not engine.has_unfinished:
+                    break
+                with contextlib.suppress(KeyboardInterrupt):
+                    result.take(engine.step())
+        finally:
+            sys.settrace(previous)
+        assert not engine.has_unfinished, f"line {strike.line}"
+        assert [result.ids(number) for number in numbers] == answers
+        for number in numbers:
+            assert result.outputs[number].metrics.queued_s is not None
+            assert result.outputs[number].metrics.speculation.draft_acceptance_rate == 1
+        assert not engine.speculation.faults
+        engine.reset_prefix_cache()
+        assert engine.pool.blocks_in_use == 0
+
+    clean = Strike()
+    attempt(clean)
+    assert {"schedule", "_turn", "_admit", "_put_back", "_free_up"} <= set(clean.seen.values())
+    for line in clean.seen:
+        attempt(Strike(line))

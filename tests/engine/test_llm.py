@@ -1,8 +1,11 @@
 """The facade: what goes in, what comes out, and what is refused."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -197,3 +200,79 @@ def test_a_method_without_a_model_is_loaded_when_first_named(model: LoadedModel)
     assert output.metrics.speculation.num_draft_tokens > 0
     with pytest.raises(PacelineError, match="'draft_model' is not loaded"):
         llm.generate("a", GREEDY, RequestOptions(method="draft_model"))
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        *(None, 3, 1.5, b"abc", [True, 2], [1, 2.0], "\ud800", ["a", "b\ud800c"], [None], {"prompt": "\udfff"}),
+        *({"prompt_token_ids": "text"}, {"prompt": "a", "more": 1}, {1: 2, "a": 3}, np.array([1.5]), np.array([True])),
+    ],
+)
+def test_what_is_no_prompt_is_refused_in_one_line(model: LoadedModel, prompts: Any) -> None:
+    llm = LLM(model, **SETTINGS)
+    calls: list[Callable[[], object]] = [lambda: llm.generate(prompts, GREEDY)]
+    if not isinstance(prompts, list):
+        calls.append(lambda: llm.stream(prompts, GREEDY))
+    for call in calls:
+        with pytest.raises(PacelineError) as caught:
+            call()
+        assert caught.value.hint
+        assert "\n" not in str(caught.value)
+    assert not llm.engine.has_unfinished
+
+
+def test_arrays_of_token_ids_are_prompts(model: LoadedModel) -> None:
+    llm = LLM(model, **SETTINGS)
+    ids = [5, 6, 7]
+    (expected,) = llm.generate(ids, GREEDY)
+    arrays: list[Any] = [
+        np.array(ids),
+        torch.tensor(ids),
+        [np.int32(i) for i in ids],
+        {"prompt_token_ids": np.array(ids)},
+    ]
+    for given in (*arrays, [np.array(ids)], np.array([ids]), [torch.tensor(ids)], tuple(ids)):
+        (output,) = llm.generate(given, GREEDY)
+        assert output.prompt_token_ids == tuple(ids)
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+    assert len(llm.generate(np.array([ids, ids]), GREEDY)) == 2
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        *("hi", None, 3, {"role": "user", "content": "hi"}, ["hi"], [["hi"]], [], [[]], [None]),
+        *([{"role": "user", "content": "\ud800"}], [{"content": "hi"}]),
+    ],
+)
+def test_what_is_no_conversation_is_refused_in_one_line(model: LoadedModel, messages: Any) -> None:
+    llm = LLM(model, **SETTINGS)
+    with pytest.raises(PacelineError) as caught:
+        llm.chat(messages, GREEDY)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{name: value} for name in ("max_num_seqs", "max_num_batched_tokens") for value in (2.5, "4", True, None)]
+    + [{"max_model_len": 100.0}, {"kv_cache_memory_bytes": 4e6}, {"enable_prefix_caching": "no"}]
+    + [{"speculative_config": value} for value in (3, ["ngram"], "bogus", b"ngram")],
+)
+def test_settings_of_the_wrong_kind_are_refused(model: LoadedModel, settings: dict[str, Any]) -> None:
+    with pytest.raises(PacelineError):
+        LLM(model, **{**SETTINGS, **settings})
+
+
+def test_a_methods_name_is_a_configuration(model: LoadedModel) -> None:
+    llm = LLM(model, "ngram", **SETTINGS)
+    assert llm.speculative_config == LLM(model, {"method": "ngram"}, **SETTINGS).speculative_config
+    for options in (
+        RequestOptions(speculative=False, method="bogus"),
+        RequestOptions(method="bogus"),
+        3,
+        {"method": "ngram"},
+    ):
+        for call in (llm.generate, llm.stream):
+            with pytest.raises(PacelineError):
+                call([1, 2], GREEDY, options)  # type: ignore[arg-type]

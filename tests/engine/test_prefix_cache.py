@@ -186,6 +186,12 @@ def test_trie_against_a_list(target: Decoder) -> None:
         if source.random() < 0.1:
             assert cache.evict_one()
     assert hits > 100
+    holder = pool.new_sequence()
+    holder.share_prefix(cache.lookup(max(known, key=lambda text: len(cache.lookup(text, None).blocks)), None).blocks)
+    evictable = cache.num_evictable
+    assert 0 < evictable < cache.num_blocks
+    assert [cache.evict_one() for _ in range(evictable + 1)] == [True] * evictable + [False]
+    holder.release()
     cache.clear()
     assert pool.blocks_in_use == cache.num_blocks == 0
     assert not cache.evict_one()
@@ -202,3 +208,18 @@ def test_cached_rows_hold_what_a_forward_writes(target: Decoder) -> None:
     target.forward([Segment(fresh, text[:192])])
     assert torch.equal(engine.pool.keys[:, list(blocks)], fresh.pool.keys[:, fresh.blocks])
     assert torch.equal(engine.pool.values[:, list(blocks)], fresh.pool.values[:, fresh.blocks])
+
+
+def test_a_request_that_only_waits_leaves_the_cache_alone(target: Decoder) -> None:
+    """Evicting is no use where all that can be evicted is not enough."""
+    engine = make_engine(target, num_kv_blocks=8, prefix_cache_blocks=8)
+    engine.add_request(tiny.prompt(130, seed=1), seeded(max_tokens=2))
+    run(engine)
+    assert engine.prefix_cache.num_blocks == engine.prefix_cache.num_evictable == 2
+    engine.add_request(tiny.prompt(200, seed=2), seeded(max_tokens=60))  # takes 4 of the other 6
+    engine.step()
+    waiting = engine.add_request(tiny.prompt(300, seed=3), seeded(max_tokens=5))  # 5, and one for who runs
+    engine.step()
+    assert [sequence.request_id for sequence in engine.scheduler.waiting] == [waiting]
+    assert len(engine.prefix_cache.lookup(tiny.prompt(130, seed=1), None).blocks) == 2
+    assert len(run(engine).ids(waiting)) == 5

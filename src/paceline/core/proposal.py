@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
 from typing import Any, Protocol, Self
 
 import torch
@@ -80,7 +81,8 @@ class Proposal:
     forwarded but never verified. `pruned` says that sampled nodes were dropped or re-ranked after they were
     drawn. `hidden` [m, d]: states at an early layer of the step's first m rows (the root, then nodes in order), where
     the drafter computed them on the target's own cache.
-    Raises ValueError where the invariants do not hold: that is a drafter's fault, not a user's.
+    Tokens and parents of any integer type (numpy's, a 0-d tensor's) become int.
+    Raises ValueError or TypeError where the invariants do not hold: that is a drafter's fault, not a user's.
     """
 
     tokens: tuple[int, ...] = ()  # [N]
@@ -92,6 +94,9 @@ class Proposal:
     _children: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        for name in ("tokens", "parents"):
+            object.__setattr__(self, name, tuple(int(index(value)) for value in getattr(self, name)))
+        object.__setattr__(self, "num_scratch", int(index(self.num_scratch)))
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
         tree.check_parents(self.parents)
@@ -195,6 +200,19 @@ def check_proposal(proposal: Proposal, budget: int, vocab_size: int) -> None:
         raise ValueError(f"{len(proposal)} drafted nodes, {budget} were asked for")
     if proposal.tokens and max(proposal.tokens) >= vocab_size:
         raise ValueError(f"token {max(proposal.tokens)} was drafted, the vocabulary has {vocab_size}")
+
+
+def check_states(hidden: Tensor | None, like: Tensor) -> None:
+    """Raises ValueError, a drafter's fault, for early states [m, d] that no pass with rows `like` [0, d] takes up."""
+    if hidden is None:
+        return
+    if (hidden.shape[1:], hidden.dtype, hidden.device) != (like.shape[1:], like.dtype, like.device):
+        raise ValueError(
+            f"hidden states {tuple(hidden.shape)}, {hidden.dtype} on {hidden.device}; "
+            f"the target's have {like.shape[1]} values, {like.dtype} on {like.device}"
+        )
+    if not hidden.isfinite().all():
+        raise ValueError("hidden states hold a value that is not finite")
 
 
 @dataclass(frozen=True, slots=True)

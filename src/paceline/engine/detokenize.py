@@ -40,9 +40,14 @@ class IncrementalDetokenizer:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = ()) -> None:
+        self._tokenizer, self._stop = tokenizer, stop
         self._decoder = _TextDecoder(tokenizer)
         self._stops = _StopStrings(stop)
         self._pieces: list[str] = []
+
+    def fresh(self) -> "IncrementalDetokenizer":
+        """Another one with the same stop strings, at the start of a stream."""
+        return IncrementalDetokenizer(self._tokenizer, self._stop)
 
     @property
     def match(self) -> StopMatch | None:

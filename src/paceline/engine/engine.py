@@ -60,11 +60,13 @@ class Engine:
         self.tokenizer = tokenizer
         self.pool = target.new_pool(config.num_kv_blocks * BLOCK)
         self.prefix_cache = PrefixCache(self.pool, config.prefix_cache_blocks)
-        self.scheduler = Scheduler(self.pool, self.prefix_cache, config.max_num_seqs, config.max_num_batched_tokens)
-        self.speculation = Speculation(self.prefix_cache, target.config.vocab_size)
+        self._live: dict[int, LiveRequest] = {}  # in order of arrival
+        self.scheduler = Scheduler(
+            self._live, self.pool, self.prefix_cache, config.max_num_seqs, config.max_num_batched_tokens
+        )
+        self.speculation = Speculation(self.prefix_cache, target)
         self.statistics = SpeculationStatistics()  # of all requests that have ended
         self._intake = Intake(target.config, config, eos, tokenizer is not None, method)
-        self._live: dict[int, LiveRequest] = {}
         self._updates: list[Update] = []  # of the step in flight; an interrupted step's go out with the next
         self._request_ids = itertools.count()
         self._sequence_ids = itertools.count()
@@ -93,7 +95,6 @@ class Engine:
         vocab_size = self.target.config.vocab_size
         sequence = Sequence.start(request, next(self._sequence_ids), self.pool, vocab_size, self.tokenizer)
         self._live[request.request_id] = LiveRequest(request, [sequence])
-        self.scheduler.add(sequence)
         return request.request_id
 
     def check_request(
@@ -107,10 +108,8 @@ class Engine:
         schedule = self.scheduler.schedule()
         for sequence in schedule.put_back:
             self.speculation.begin(sequence, Hit())
-        for admission in schedule.admitted:
-            self._live[admission.sequence.request.request_id].begin(admission.hit.num_tokens)
-            if admission.hit.num_tokens:
-                self.speculation.begin(admission.sequence, admission.hit)
+        for sequence in self.scheduler.running:
+            self._begin(sequence)
         proposals = self.speculation.propose(schedule.turns)
 
         segments = [_segment(turn, proposal) for turn, proposal in zip(schedule.turns, proposals, strict=True)]
@@ -122,7 +121,7 @@ class Engine:
             self._take(turn.sequence, proposal, part, logits)
         for chunk, part in zip(schedule.chunks, prompts, strict=True):
             self._prefill(chunk, part)
-        for sequence in list(self.scheduler.running):
+        for sequence in self.scheduler.running:
             if sequence.forks_due and sequence.num_to_prefill == 0:
                 self._fork(sequence)
         updates, self._updates = self._updates, []
@@ -143,6 +142,16 @@ class Engine:
         self.prefix_cache.clear()
 
     # One step, part by part
+
+    def _begin(self, sequence: Sequence) -> None:
+        """Of one that was just admitted: its request and its drafter hear of the prefix that was found."""
+        hit = sequence.hit
+        if hit is None:
+            return
+        self._live[sequence.request.request_id].begin(hit.num_tokens)
+        if hit.num_tokens or sequence.num_put_back:
+            self.speculation.begin(sequence, hit)
+        sequence.hit = None
 
     def _forward(self, segments: Ids[Segment]) -> list[ForwardOutput]:
         """One pass over all rows; what came out of each segment (views)."""
@@ -178,14 +187,13 @@ class Engine:
             child = sequence.fork(choice, next(self._sequence_ids), self.tokenizer)
             self.speculation.fork(sequence, child)
             live.sequences.append(child)
-            self.scheduler.add(child)
 
     def _take(self, sequence: Sequence, proposal: Proposal, out: ForwardOutput, logits: torch.Tensor) -> None:
         """What a pass adds to a sequence. A fault on the way (a constraint's, say, or Ctrl-C) is its end, alone."""
         try:
             self._advance(sequence, proposal, out, logits)
         except (BadLogitsError, NoTokenAllowedError) as error:
-            sequence.end("error", str(error))
+            sequence.fail(str(error))
         except Exception as error:
             logger.exception("request %d has failed", sequence.request.request_id)
             sequence.fail(f"{type(error).__name__}: {error}")
@@ -246,7 +254,7 @@ class Engine:
             self._keep(sequence)
             self._keep_drafter(sequence)
         self.speculation.release(sequence)
-        self.scheduler.remove(sequence)
+        cache.release()
         self._live[sequence.request.request_id].finish(sequence)
 
     def _keep(self, sequence: Sequence) -> None:

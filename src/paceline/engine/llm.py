@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,8 @@ from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.registry import find, names
 from paceline.engine.engine import Engine, EngineConfig, RequestOptions
 from paceline.engine.outputs import RequestOutput, Update
+from paceline.engine.prompts import Message, Prompt, check_conversation, check_text, listed, text_of, token_ids
+from paceline.engine.request import check_flag, check_whole
 from paceline.engine.room import affordable_blocks, model_len
 from paceline.errors import PacelineError
 from paceline.models.adopt import adopt
@@ -20,14 +22,12 @@ from paceline.models.load import LoadedModel, load_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
 
-Prompt = str | Sequence[int] | Mapping[str, Any]
-Message = Mapping[str, Any]
-
 
 class LLM:
     """Generates with `model`: a name (see `load_model`), a LoadedModel, or transformers' model, or (model, tokenizer).
 
-    speculative_config: vLLM's keys ({"method": …, "model": …, "num_speculative_tokens": …}); None is plain decoding.
+    speculative_config: vLLM's keys ({"method": …, "model": …, "num_speculative_tokens": …}), or a method's name alone;
+        None is plain decoding.
     max_model_len: tokens of a request, prompt and answer; None: what the model and the memory allow.
     max_num_seqs: requests (choices) that run at once; others wait in order.
     kv_cache_memory_bytes: for the KV blocks of all requests and the prefix cache; None: a quarter of what is free.
@@ -37,7 +37,7 @@ class LLM:
     def __init__(
         self,
         model: Any,
-        speculative_config: SpeculativeConfig | Mapping[str, Any] | None = None,
+        speculative_config: SpeculativeConfig | Mapping[str, Any] | str | None = None,
         *,
         dtype: str = "auto",
         device: str | None = None,
@@ -48,6 +48,15 @@ class LLM:
         enable_prefix_caching: bool = True,
         progress: Progress = silent,
     ) -> None:
+        for name, setting in (
+            ("max_model_len", max_model_len),
+            ("max_num_seqs", max_num_seqs),
+            ("max_num_batched_tokens", max_num_batched_tokens),
+            ("kv_cache_memory_bytes", kv_cache_memory_bytes),
+        ):
+            if setting is not None or name.startswith("max_num"):
+                check_whole(name, setting, 1)
+        check_flag("enable_prefix_caching", enable_prefix_caching)
         config = _speculative_config(speculative_config)
         self.model = _load(model, dtype, device, progress)
         self.speculative_config = config
@@ -93,18 +102,18 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer all prompts together; outputs in the order of the prompts.
 
-        A prompt is text, token ids, or {"prompt": text} or {"prompt_token_ids": ids}. One set of parameters for all,
-        or one each. If a request cannot be, PacelineError is raised before any has begun.
+        A prompt is text, token ids (a list or an array), or {"prompt": text} or {"prompt_token_ids": ids}. One set of
+        parameters for all, or one each. If a request cannot be, PacelineError is raised before any has begun.
         """
-        listed = _listed(prompts)
-        params = _one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, len(listed))
+        prompts = listed(prompts)
+        params = _one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, len(prompts))
         params = [self._with_token_ids(each) for each in params]
-        chosen = _one_each("options", options, RequestOptions(), RequestOptions, len(listed))
-        ids = [self._encode(prompt) for prompt in listed]
+        chosen = _one_each("options", options, RequestOptions(), RequestOptions, len(prompts))
+        ids = [self._encode(prompt) for prompt in prompts]
         for prompt_ids, own_params, own_options in zip(ids, params, chosen, strict=True):
             self._ensure_method(own_options)
             self.engine.check_request(prompt_ids, own_params, own_options)
-        texts = [_text_of(prompt) for prompt in listed]
+        texts = [text_of(prompt) for prompt in prompts]
         numbers: list[int] = []
         try:
             for request in zip(ids, params, chosen, texts, strict=True):
@@ -121,12 +130,12 @@ class LLM:
 
         The request begins with the first `next`; closing the iterator cancels it. Several streams run together.
         """
-        options = options or RequestOptions()
+        (options,) = _one_each("options", options, RequestOptions(), RequestOptions, 1)
         params = self._with_token_ids(SamplingParams() if sampling_params is None else sampling_params)
         ids = self._encode(prompt)
         self._ensure_method(options)
         self.engine.check_request(ids, params, options)
-        return self._updates(ids, params, options, _text_of(prompt))
+        return self._updates(ids, params, options, text_of(prompt))
 
     def chat(
         self,
@@ -138,16 +147,17 @@ class LLM:
 
         Of a conversation that goes on, earlier turns are found in the prefix cache.
         """
-        if not messages:
-            raise PacelineError("the conversation is empty", hint="give at least one message")
-        conversations = [messages] if isinstance(messages[0], Mapping) else messages
-        return self.generate([self.chat_ids(each) for each in conversations], sampling_params, options)  # type: ignore[arg-type]
+        several = isinstance(messages, list | tuple) and bool(messages) and isinstance(messages[0], list | tuple)
+        conversations: Any = messages if several else [messages]
+        return self.generate([self.chat_ids(each) for each in conversations], sampling_params, options)
 
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, up to where the model's answer begins."""
+        check_conversation(messages)
+        check_text(self.tokenizer.render_chat(messages))
         return self.tokenizer.apply_chat_template(messages)
 
-    def add_method(self, config: SpeculativeConfig | Mapping[str, Any]) -> str:
+    def add_method(self, config: SpeculativeConfig | Mapping[str, Any] | str) -> str:
         """Load another drafting method, for requests that name it in their options; its name.
 
         One that is loaded keeps its drafter; its K may change. Raises PacelineError if other settings would.
@@ -228,17 +238,8 @@ class LLM:
             self._arrived.pop(number, None)
 
     def _encode(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, Mapping):
-            if set(prompt) not in ({"prompt"}, {"prompt_token_ids"}):
-                raise PacelineError(
-                    f"a prompt has the keys {sorted(prompt)}", hint='it needs "prompt" or "prompt_token_ids"'
-                )
-            (prompt,) = prompt.values()
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt, add_special=True)
-        if isinstance(prompt, Sequence) and all(isinstance(token, int) for token in prompt):
-            return [int(token) for token in prompt]
-        raise PacelineError(f"a prompt is a {type(prompt).__name__}; it must be text or a list of token ids")
+        text = text_of(prompt)
+        return token_ids(prompt) if text is None else self.tokenizer.encode(check_text(text), add_special=True)
 
 
 def _load(model: Any, dtype: str, device: str | None, progress: Progress) -> LoadedModel:
@@ -252,9 +253,15 @@ def _load(model: Any, dtype: str, device: str | None, progress: Progress) -> Loa
     return adopt(of_transformers, tokenizer, dtype=dtype, device=device, progress=progress)
 
 
-def _speculative_config(given: SpeculativeConfig | Mapping[str, Any] | None) -> SpeculativeConfig:
+def _speculative_config(given: SpeculativeConfig | Mapping[str, Any] | str | None) -> SpeculativeConfig:
     if given is None:
         return SpeculativeConfig()
+    if isinstance(given, str):
+        given = {"method": given}
+    if not isinstance(given, SpeculativeConfig | Mapping):
+        raise PacelineError(
+            f"speculative_config is {given!r}; it must be a mapping or a method's name", hint='{"method": "ngram"}'
+        )
     config = given if isinstance(given, SpeculativeConfig) else SpeculativeConfig.from_dict(given)
     find(config.method)
     return config
@@ -266,22 +273,11 @@ def _has_draft_cache(config: SpeculativeConfig) -> bool:
     return any("draft_cache_tokens" in find(m.method).options for m in members if m.method in known)
 
 
-def _listed(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt or several: a list of ids is one."""
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    several: list[Any] = list(prompts)
-    return [several] if several and all(isinstance(item, int) for item in several) else several
-
-
-def _text_of(prompt: Prompt) -> str | None:
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
-    return text if isinstance(text, str) else None
-
-
 def _one_each(name: str, given: Any, default: Any, kind: type, count: int) -> list[Any]:
     if given is None or isinstance(given, kind):
         return [default if given is None else given] * count
+    if not isinstance(given, Iterable):
+        raise PacelineError(f"{name} is {given!r}", hint=f"it must be {kind.__name__}, one or a list of them")
     values = list(given)
     if len(values) != count:
         raise PacelineError(f"{len(values)} {name} for {count} prompts", hint="give one for all, or one each")

@@ -62,6 +62,17 @@ class PrefixCache:
     def num_blocks(self) -> int:
         return len(self._recency)
 
+    @property
+    def num_evictable(self) -> int:
+        """How many blocks `evict_one` could give back, one after another."""
+        count, kept = 0, set[_Node | None]()
+        for node in self._recency:  # children first
+            if node in kept or self._pool.holders(node.block) > 1:
+                kept.add(node.parent)
+            else:
+                count += 1
+        return count
+
     def lookup(self, token_ids: Sequence[int], drafter: Drafter | None) -> Hit:
         """What is known of `token_ids`. A drafter that lives on the target's features must know the prefix, too."""
         path = self._path(token_ids)

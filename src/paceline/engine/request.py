@@ -7,7 +7,7 @@ from paceline.core.constraint import TokenConstraint
 from paceline.core.params import SamplingParams
 from paceline.core.rng import draw_seed
 from paceline.core.stopping import token_limit
-from paceline.core.verify import Rule, make_rule
+from paceline.core.verify import RULES, Rule, make_rule
 from paceline.drafters.base import Drafter, check_rule
 from paceline.drafters.config import MAX_DRAFT_TOKENS
 from paceline.errors import PacelineError
@@ -27,15 +27,16 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_kv_blocks"):
-            if getattr(self, name) < 1:
-                raise PacelineError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-        if self.prefix_cache_blocks < 0:
-            raise PacelineError(f"prefix_cache_blocks is {self.prefix_cache_blocks}; it must be 0 or more")
+            check_whole(name, getattr(self, name), 1)
+        check_whole("prefix_cache_blocks", self.prefix_cache_blocks, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """How one request is sped up. Under a lossless rule nothing here changes what comes out."""
+    """How one request is sped up. Under a lossless rule nothing here changes what comes out.
+
+    Raises PacelineError for a value of the wrong kind; whether the engine has the method is its own to say.
+    """
 
     speculative: bool = True
     method: str | None = None  # one of the engine's drafters; None: its own
@@ -43,6 +44,16 @@ class RequestOptions:
     rule: str | Rule = "coupled"  # by name, or with parameters of its own
     constraint: TokenConstraint | None = None
     private_drafts: bool = False  # no other request drafts from its text, nor it from another's
+
+    def __post_init__(self) -> None:
+        check_flag("speculative", self.speculative)
+        check_flag("private_drafts", self.private_drafts)
+        if self.method is not None and not isinstance(self.method, str):
+            raise PacelineError(f"method is {self.method!r}; it must be a method's name", hint="`paceline methods`")
+        if not isinstance(self.rule, str) and not hasattr(self.rule, "verify"):
+            raise PacelineError(f"rule is {self.rule!r}; it must be a rule's name", hint=f"one of: {', '.join(RULES)}")
+        if self.num_speculative_tokens is not None:
+            _check_draft_tokens(self.num_speculative_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +101,8 @@ class Intake:
 
     def offer(self, name: str, drafter: Drafter, num_draft_tokens: int) -> None:
         """From now on requests may name this method. Raises PacelineError if K cannot be."""
-        self._methods[name] = _Method(drafter, _checked_draft_tokens(num_draft_tokens))
+        _check_draft_tokens(num_draft_tokens)
+        self._methods[name] = _Method(drafter, num_draft_tokens)
 
     def request(
         self,
@@ -109,7 +121,7 @@ class Intake:
             raise PacelineError("stop strings need a tokenizer, and the model has none", hint="use stop_token_ids")
         method = self._method(options)
         count = options.num_speculative_tokens
-        count = method.num_draft_tokens if count is None else _checked_draft_tokens(count)
+        count = method.num_draft_tokens if count is None else count
         drafter = method.drafter if count else None
         eos = frozenset() if params.ignore_eos else frozenset(self._eos_token_ids)
         return Request(
@@ -129,6 +141,9 @@ class Intake:
         )
 
     def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
+        other = next((token for token in prompt_ids if not isinstance(token, int) or isinstance(token, bool)), None)
+        if other is not None:
+            raise PacelineError(f"the prompt holds {other!r}", hint="give token ids: whole numbers, as int")
         if not 0 <= min(prompt_ids) <= max(prompt_ids) < self._vocab_size:
             strange = next(token for token in prompt_ids if not 0 <= token < self._vocab_size)
             raise PacelineError(f"the prompt holds token {strange} and the vocabulary has {self._vocab_size} tokens")
@@ -142,18 +157,33 @@ class Intake:
             )
 
     def _method(self, options: RequestOptions) -> _Method:
-        name = (options.method or self._default) if options.speculative else "none"
+        name = options.method
+        if name is None:
+            name = self._default if options.speculative else "none"
         if name not in self._methods:
             raise PacelineError(f"method {name!r} is not loaded", hint=f"this engine has: {', '.join(self._methods)}")
-        return self._methods[name]
+        return self._methods[name if options.speculative else "none"]
 
 
-def _checked_draft_tokens(count: int) -> int:
+def check_whole(name: str, value: object, least: int) -> None:
+    """Raise PacelineError unless a setting is a whole number of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise PacelineError(f"{name} is {value!r}; it must be a whole number", hint=f"{least} or more")
+    if value < least:
+        raise PacelineError(f"{name} is {value}; it must be {least} or more")
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise PacelineError unless a setting is True or False."""
+    if not isinstance(value, bool):
+        raise PacelineError(f"{name} is {value!r}; it must be True or False")
+
+
+def _check_draft_tokens(count: object) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_DRAFT_TOKENS:
         raise PacelineError(
             f"num_speculative_tokens is {count!r}; it must be a whole number from 0 to {MAX_DRAFT_TOKENS}"
         )
-    return count
 
 
 def _checked_rule(rule: str | Rule, drafter: Drafter | None) -> Rule:

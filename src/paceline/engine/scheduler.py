@@ -1,10 +1,11 @@
 """Who runs in the next step: first come, first served, as far as KV blocks and rows go."""
 
-import bisect
+from collections.abc import Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
-from paceline.engine.prefix_cache import Hit, PrefixCache
+from paceline.engine.prefix_cache import PrefixCache
+from paceline.engine.results import LiveRequest
 from paceline.engine.sequence import Sequence
 from paceline.models.cache import KVPool
 from paceline.ops.attention import BLOCK
@@ -29,44 +30,48 @@ class Chunk:
     token_ids: Ids[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
-    """A sequence that begins to run, and the prefix of it that was found."""
-
-    sequence: Sequence
-    hit: Hit
-
-
 @dataclass(slots=True)
 class Schedule:
-    """One step's work. `put_back` lost their blocks before the step, `admitted` start with it."""
+    """One step's work. `put_back` lost their blocks before the step."""
 
     put_back: list[Sequence] = field(default_factory=list)
-    admitted: list[Admission] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
 
 
 class Scheduler:
-    """Keeps `waiting` and `running`, both in order of arrival."""
+    """Tells which of the `live` sequences run. Those are in order of arrival.
 
-    def __init__(self, pool: KVPool, prefix_cache: PrefixCache, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    What it decides is kept in the sequences themselves, a flag each, so that none is lost when it is interrupted.
+    """
+
+    def __init__(
+        self,
+        live: Mapping[int, LiveRequest],
+        pool: KVPool,
+        prefix_cache: PrefixCache,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+    ) -> None:
+        self._live = live
         self._pool = pool
         self._prefix_cache = prefix_cache
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: list[Sequence] = []
-        self.running: list[Sequence] = []
 
-    def add(self, sequence: Sequence) -> None:
-        bisect.insort(self.waiting, sequence, key=_arrival)
+    @property
+    def running(self) -> list[Sequence]:
+        """Those that have a seat, in order of arrival."""
+        return [sequence for sequence in self._sequences if sequence.runs]
 
-    def remove(self, sequence: Sequence) -> None:
-        """It has ended, wherever it stood."""
-        for line in (self.waiting, self.running):
-            if sequence in line:
-                line.remove(sequence)
-        sequence.cache.release()
+    @property
+    def waiting(self) -> list[Sequence]:
+        """The others, in order of arrival."""
+        return [sequence for sequence in self._sequences if not sequence.runs]
+
+    @property
+    def _sequences(self) -> list[Sequence]:
+        return [sequence for request in self._live.values() for sequence in request.sequences]
 
     def schedule(self) -> Schedule:
         """Decide the next step; blocks for all its rows are taken."""
@@ -75,17 +80,14 @@ class Scheduler:
             if sequence.decodes:
                 sequence.cache.truncate(sequence.cache.length)  # blocks of the last step's rejected drafts
         # 1. The running ones go on, oldest first. Who finds no block for its next row puts the youngest back.
-        for sequence in list(self.running):
-            if sequence in self.running and sequence.decodes:
+        for sequence in self.running:
+            if sequence.runs and sequence.decodes:
                 self._make_room(sequence, plan)
         plan.turns = [self._turn(sequence) for sequence in self.running if sequence.decodes]
         # 2. The waiting come in, in order, while there is room for all that they have.
-        while self.waiting and len(self.running) < self._max_num_seqs and not plan.put_back:
-            sequence = self.waiting[0]
-            admission = self._admit(sequence, plan)
-            if admission is None:
+        for sequence in self.waiting:
+            if plan.put_back or len(self.running) >= self._max_num_seqs or not self._admit(sequence, plan):
                 break
-            plan.admitted.append(admission)
             if sequence.decodes:
                 plan.turns.append(self._turn(sequence))
         # 3. Prompts, a chunk each, as far as the step's rows go; one chunk always goes.
@@ -107,25 +109,25 @@ class Scheduler:
         cache.reserve(1 + budget)
         return Turn(sequence, budget)
 
-    def _admit(self, sequence: Sequence, plan: Schedule) -> Admission | None:
+    def _admit(self, sequence: Sequence, plan: Schedule) -> bool:
         """Take the blocks of all its tokens, and leave one for each that runs: else it would soon be put back."""
-        hit = Hit()
+        if sequence.hit is not None:
+            sequence.cache.release()  # an admission that was interrupted, or had no room: what was found may be gone
         fresh = not sequence.cache.blocks
         if fresh:
-            hit = self._prefix_cache.lookup(sequence.token_ids[:-1], sequence.drafter)
-            sequence.cache.share_prefix(hit.blocks)
-        rows = 1 + sequence.num_to_prefill
-        while not self._free_up(sequence.cache.blocks_to_take(rows) + len(self.running)):
+            sequence.hit = self._prefix_cache.lookup(sequence.token_ids[:-1], sequence.drafter)
+            sequence.cache.share_prefix(sequence.hit.blocks)
+        rows, running = 1 + sequence.num_to_prefill, len(self.running)
+        while not self._free_up(sequence.cache.blocks_to_take(rows) + running):
             others = [other for other in self.waiting if other.cache.blocks and other is not sequence]
-            if self.running or not others:
+            if running or not others:
                 if fresh:
                     sequence.cache.release()
-                return None
+                return False
             self._put_back(max(others, key=_arrival), plan)
         sequence.cache.reserve(rows)
-        self.waiting.remove(sequence)
-        bisect.insort(self.running, sequence, key=_arrival)
-        return Admission(sequence, hit)
+        sequence.runs = True
+        return True
 
     def _make_room(self, sequence: Sequence, plan: Schedule) -> None:
         """Take a block for its next row if it needs one; it may itself be the youngest, and be put back."""
@@ -139,17 +141,18 @@ class Scheduler:
 
     def _put_back(self, sequence: Sequence, plan: Schedule) -> None:
         """Its blocks go, its tokens stay: it will be computed again when there is room."""
-        sequence.cache.release()
+        sequence.runs = False
         sequence.num_put_back += 1
         plan.put_back.append(sequence)
-        if sequence in self.running:
-            self.running.remove(sequence)
-            self.add(sequence)
+        sequence.cache.release()
 
     def _free_up(self, blocks: int) -> bool:
-        while self._pool.num_free < blocks:
-            if not self._prefix_cache.evict_one():
-                return False
+        """Blocks for somebody, at the prefix cache's cost if need be; it loses nothing where that is not enough."""
+        short = blocks - self._pool.num_free
+        if short > 0 and short > self._prefix_cache.num_evictable:
+            return False
+        for _ in range(short):
+            self._prefix_cache.evict_one()
         return True
 
 

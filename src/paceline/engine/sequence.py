@@ -10,6 +10,7 @@ from paceline.core.rng import CounterNoise, GeneratorDraws
 from paceline.drafters.base import Drafter
 from paceline.engine.detokenize import IncrementalDetokenizer
 from paceline.engine.outputs import CompletionOutput, Update
+from paceline.engine.prefix_cache import Hit
 from paceline.engine.request import Request
 from paceline.engine.statistics import SpeculationStatistics
 from paceline.models.cache import KVPool, SequenceCache
@@ -43,6 +44,8 @@ class Sequence:
     detokenizer: IncrementalDetokenizer | None
     drafter: Drafter | None = None  # None: it is decoded plainly
     forks_due: bool = False  # other choices begin where its prompt ends
+    runs: bool = False  # it has a seat; else it waits for one
+    hit: Hit | None = None  # the prefix that was found for it, until it begins
     num_put_back: int = 0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -50,6 +53,7 @@ class Sequence:
     passes: list[Pass] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     _num_shown: int = 0
+    _num_chars_shown: int = 0
     _unshown: list[str] = field(default_factory=list)
 
     @classmethod
@@ -147,18 +151,19 @@ class Sequence:
     def extend(self, tokens: Ids[int], done: Pass, logprobs: Ids[PositionLogprobs]) -> None:
         """Take what is kept of a pass."""
         self.sampler = self.sampler.advance(*tokens)  # a constraint may raise
-        self.token_ids.extend(tokens)
         self.passes.append(done)
         self.logprobs.extend(logprobs)
+        self.token_ids.extend(tokens)  # last: nothing else may lack what belongs to a token
 
     def take_back(self, num_tokens: int) -> None:
         """Forget the newest tokens, and the passes and logprobs that were theirs."""
         del self.token_ids[len(self.token_ids) - num_tokens :]
         del self.logprobs[self.num_output :]
-        while num_tokens > 0:
+        surplus = sum(done.num_tokens for done in self.passes) - self.num_output
+        while surplus > 0:
             last = self.passes.pop()
-            kept = last.num_tokens - num_tokens
-            num_tokens = -kept
+            kept = last.num_tokens - surplus
+            surplus = -kept
             if kept > 0:
                 self.passes.append(Pass(kept, last.num_draft_tokens, min(kept, last.num_accepted_tokens)))
 
@@ -170,8 +175,13 @@ class Sequence:
             self.error = error
 
     def fail(self, error: str) -> None:
-        """End it where it stands, in whatever state a fault has left it."""
-        self.finish_reason, self.stop_reason, self.error = "error", None, error
+        """End it after the last token that it has taken, in whatever state a fault has left the rest."""
+        self.stop_reason = None
+        if self.detokenizer is not None:
+            self.detokenizer = self.detokenizer.fresh()
+            text = self.detokenizer.push(self.token_ids[self.num_prompt_tokens :])
+            self._unshown = [text[self._num_chars_shown :]]
+        self.end("error", error)
 
     def take_update(self) -> Update:
         """What has not been shown yet and can be: tokens that a stop string may still take back wait."""
@@ -181,6 +191,7 @@ class Sequence:
         start, self._num_shown = self._num_shown, max(self._num_shown, upto)
         text = "".join(self._unshown)
         self._unshown.clear()
+        self._num_chars_shown += len(text)
         first = self.num_prompt_tokens
         return Update(
             request_id=self.request.request_id,

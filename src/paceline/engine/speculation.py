@@ -6,13 +6,16 @@ from collections.abc import Callable, Iterable
 from collections.abc import Sequence as Ids
 from typing import Any, TypeVar
 
-from paceline.core.proposal import Proposal, check_proposal
+import torch
+
+from paceline.core.proposal import Proposal, check_proposal, check_states
 from paceline.drafters.base import Drafter, Features
 from paceline.engine.prefix_cache import Hit, PrefixCache
 from paceline.engine.scheduler import Turn
 from paceline.engine.sequence import Sequence
 from paceline.errors import PacelineError
 from paceline.models.cache import CacheFull
+from paceline.models.decoder import Decoder
 
 logger = logging.getLogger("paceline.engine")
 T = TypeVar("T")
@@ -21,12 +24,13 @@ T = TypeVar("T")
 class Speculation:
     """All drafters of an engine, by name. `faults` counts what each did wrong."""
 
-    def __init__(self, prefix_cache: PrefixCache, vocab_size: int) -> None:
+    def __init__(self, prefix_cache: PrefixCache, target: Decoder) -> None:
         self.drafters: dict[str, Drafter] = {}
         self.taps: tuple[int, ...] = ()  # layers whose output some drafter wants to see
         self.faults: Counter[str] = Counter()
         self._prefix_cache = prefix_cache
-        self._vocab_size = vocab_size
+        self._vocab_size = target.config.vocab_size
+        self._states = torch.empty(0, target.config.hidden_size, dtype=target.dtype, device=target.device)
 
     def add(self, name: str, drafter: Drafter) -> None:
         """Raises PacelineError for a drafter whose needs a shared target pass cannot meet."""
@@ -65,6 +69,7 @@ class Speculation:
                 return [Proposal.empty()]
         except Exception as error:
             if len(turns) == 1:
+                turns[0].sequence.cache.wipe()  # of drafts written there: no target pass may meet a NaN
                 self.fail(turns[0].sequence, error)
                 return [Proposal.empty()]
         return [proposal for turn in turns for proposal in self._ask(drafter, [turn])]  # one by one: whose was it?
@@ -76,6 +81,7 @@ class Speculation:
             raise ValueError(f"{len(proposals)} proposals for {len(turns)} sequences")
         for proposal, budget in zip(proposals, budgets, strict=True):
             check_proposal(proposal, budget, self._vocab_size)
+            check_states(proposal.hidden, self._states)
         return proposals
 
     def begin(self, sequence: Sequence, hit: Hit) -> None:

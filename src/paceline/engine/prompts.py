@@ -1,0 +1,69 @@
+"""What a user may give as a prompt or a conversation. Raises PacelineError for anything else."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from paceline.errors import PacelineError
+
+Prompt = str | Sequence[int] | Mapping[str, Any]  # or an array of whole numbers
+Message = Mapping[str, Any]
+
+
+def listed(prompts: Any) -> list[Any]:
+    """One prompt or several: a list of ids is one, and so is an array of one dimension."""
+    prompts = _plain(prompts)
+    if isinstance(prompts, str | bytes | bytearray | Mapping) or not isinstance(prompts, Iterable):
+        return [prompts]
+    several = [_plain(prompt) for prompt in prompts]
+    return [several] if several and all(isinstance(item, int) for item in several) else several
+
+
+def text_of(prompt: Any) -> str | None:
+    """The text of a prompt that is one, also of {"prompt": text}."""
+    if isinstance(prompt, Mapping):
+        if set(prompt) not in ({"prompt"}, {"prompt_token_ids"}):
+            raise PacelineError(
+                f"a prompt has the keys {list(prompt)}", hint='it needs "prompt" or "prompt_token_ids", one of them'
+            )
+        prompt = prompt.get("prompt")
+    return prompt if isinstance(prompt, str) else None
+
+
+def token_ids(prompt: Any) -> list[int]:
+    """The ids of a prompt that has no text. What the list holds is for the engine to check."""
+    if isinstance(prompt, Mapping):
+        (prompt,) = prompt.values()
+    prompt = _plain(prompt)
+    if not isinstance(prompt, Sequence) or isinstance(prompt, str | bytes | bytearray | memoryview):
+        raise PacelineError(
+            f"a prompt is of type {type(prompt).__name__}", hint="give text, or a list or an array of token ids"
+        )
+    return [_plain(token) for token in prompt]
+
+
+def check_text(text: str) -> str:
+    """The text, if a tokenizer can read it: half of a surrogate pair is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PacelineError(
+            f"the text holds half a character, {text[error.start]!r}, at position {error.start}",
+            hint='decode the text with errors="replace"',
+        ) from None
+    return text
+
+
+def check_conversation(messages: Any) -> None:
+    """A list of one message or more."""
+    if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
+        raise PacelineError(
+            f"a conversation is {messages!r:.60}; it must be a list of messages",
+            hint='[{"role": "user", "content": "…"}]',
+        )
+    if not messages:
+        raise PacelineError("the conversation is empty", hint="give at least one message")
+
+
+def _plain(value: Any) -> Any:
+    """An array or one of its numbers as Python's own."""
+    return value.tolist() if hasattr(value, "tolist") else value
