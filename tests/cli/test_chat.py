@@ -338,6 +338,13 @@ class Terminal(Running):
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
 
+    def press_ctrl_c(self) -> None:
+        """At a prompt, until it is noticed: readline sleeps on if the signal comes before it waits for a key."""
+        for _ in range(60):
+            self.type("\x03")
+            if select.select([self.fd], [], [], 2)[0]:
+                return
+
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)
         os.close(self.fd)
@@ -349,7 +356,7 @@ def test_a_terminal(tiny_llama_dir: Path) -> None:
         assert "/help lists the commands" in terminal.wait_for("\n> ")
         terminal.type("half a li")
         terminal.wait_for("half a li")
-        terminal.type("\x03")
+        terminal.press_ctrl_c()
         terminal.wait_for("\n> ")
         terminal.type("hello\n")
         terminal.wait_for("hello\r\n")
@@ -367,5 +374,5 @@ def test_a_terminal(tiny_llama_dir: Path) -> None:
 def test_ctrl_c_at_an_empty_prompt_leaves(tiny_llama_dir: Path) -> None:
     with Terminal(tiny_llama_dir) as terminal:
         terminal.wait_for("\n> ")
-        terminal.type("\x03")
+        terminal.press_ctrl_c()
         assert terminal.status() == 0
