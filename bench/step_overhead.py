@@ -12,6 +12,7 @@ import script  # noqa: F401 - Ctrl-C is one line from here on
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -116,7 +117,11 @@ def measure(
         chain, again = generate(RequestOptions())
     finally:
         decoder.forward, decoder.logits, decoder._plans = forward, logits, plans  # type: ignore[method-assign]
-    assert again == answer
+    if again != answer:
+        first = next(i for i, (a, b) in enumerate(zip(answer, again, strict=True)) if a != b)
+        sys.exit(
+            f"token {first} of {len(answer)} differs from plain decoding's {answer[first]}: {again[first]}; {params}"
+        )
     return {"plain_ms": 1e3 * statistics.median(plain), "chain_ms": 1e3 * statistics.median(chain)}
 
 
