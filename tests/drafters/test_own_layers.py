@@ -17,7 +17,6 @@ from drafters.own_layers import (
     check_identity,
     mild,
     plain,
-    rows,
     tokens_of,
 )
 from engine.running import make_engine, run
@@ -274,22 +273,6 @@ def test_choices_and_prefix_hits_share_blocks_with_drafts(target: Decoder) -> No
             assert result.ids(first, choice) == second.ids(again, choice)
         assert result.ids(first) == plain(target, PROMPTS[2], SEEDED)
         assert not engine.speculation.faults
-
-
-def test_wiping_spares_committed_and_shared_rows() -> None:
-    target = tiny.tiny_decoder("llama")
-    cache = target.new_pool(256).new_sequence()
-    target.forward([Segment(cache, tiny.prompt(70))])
-    cache.commit(range(70))
-    before = [store.clone() for store in rows(cache)]
-    target.forward([Segment(cache, [1, 2, 3])])
-    child = cache.fork()
-    cache.wipe()  # shared: left alone
-    assert cache.pool.keys[0, cache.blocks[1], :, 6:9].abs().sum() > 0
-    child.release()
-    cache.wipe()
-    assert cache.pool.keys[0, cache.blocks[1], :, 6:].abs().sum() == 0
-    assert all(torch.equal(a, b) for a, b in zip(before, rows(cache), strict=True))
 
 
 # Configuration

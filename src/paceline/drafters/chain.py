@@ -84,16 +84,11 @@ def draft_in_place(
         for sequence, budget in zip(sequences, budgets, strict=True)
     ]
     live = [draft for draft in drafts if draft.chain.budget > 0]
-    try:
-        while live:
-            out = target.forward([Segment(draft.cache, [draft.last]) for draft in live], layers=layers)
-            for draft, hidden, logits in zip(live, out.hidden, target.logits(out.hidden), strict=True):
-                draft.take(hidden, logits, min_confidence)
-            live = [draft for draft in live if draft.chain.open]
-    except BaseException:  # a NaN, perhaps: no target pass may meet it
-        for sequence in sequences:
-            sequence.cache.wipe()
-        raise
+    while live:
+        out = target.forward([Segment(draft.cache, [draft.last]) for draft in live], layers=layers)
+        for draft, hidden, logits in zip(live, out.hidden, target.logits(out.hidden), strict=True):
+            draft.take(hidden, logits, min_confidence)
+        live = [draft for draft in live if draft.chain.open]
     return drafts
 
 

@@ -19,6 +19,7 @@ from paceline.core.proposal import Proposal
 from paceline.core.tree import ROOT
 from paceline.drafters.base import Drafter, Features, Needs, SequenceView
 from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.stateless import Stateless
 from paceline.models.load import LoadedModel
 
 
@@ -93,7 +94,7 @@ class _State:
             self.columns[i] = [*column[1:], token]
 
 
-class LookaheadDrafter:
+class LookaheadDrafter(Stateless):
     """Proposes guesses from the pool, and the window behind them."""
 
     name = "lookahead"
@@ -138,17 +139,8 @@ class LookaheadDrafter:
                 tokens.append(state.columns[i][row])
         return Proposal(tuple(tokens), tuple(parents), num_scratch=len(tokens) - num_verified)
 
-    def snapshot(self, sequence: SequenceView) -> Any:
-        return None
-
     def restore(self, sequence: SequenceView, snapshot: Any, length: int) -> None:
         self.release(sequence)
-
-    def discard(self, snapshot: Any) -> None:
-        pass
-
-    def fork(self, sequence: SequenceView, child: SequenceView) -> None:
-        pass  # it learns the text again, and begins a window of its own
 
     def release(self, sequence: SequenceView) -> None:
         self._states.pop(sequence.request_id, None)

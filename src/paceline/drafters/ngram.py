@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from paceline.core.proposal import Proposal
-from paceline.drafters.base import Drafter, Features, Needs, SequenceView
+from paceline.drafters.base import Drafter, Needs, SequenceView
 from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.stateless import Stateless
 from paceline.errors import PacelineError
 from paceline.models.load import LoadedModel
 
@@ -42,7 +43,7 @@ class _Index:
         return ()
 
 
-class NgramDrafter:
+class NgramDrafter(Stateless):
     """Looks up each request's own text."""
 
     name = "ngram"
@@ -51,9 +52,6 @@ class NgramDrafter:
     def __init__(self, shortest: int = DEFAULT_SHORTEST, longest: int = DEFAULT_LONGEST) -> None:
         self.shortest, self.longest = shortest, longest
         self._indexes: dict[int, _Index] = {}
-
-    def observe(self, sequence: SequenceView, tokens: Sequence[int], features: Features) -> None:
-        pass  # the text itself is all it needs, and `propose` sees it
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
         return [self._lookup(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]
@@ -66,17 +64,8 @@ class NgramDrafter:
         index.extend(tokens)
         return Proposal.chain(index.continuation(tokens, budget))
 
-    def snapshot(self, sequence: SequenceView) -> Any:
-        return None  # a prefix is indexed again in no time
-
     def restore(self, sequence: SequenceView, snapshot: Any, length: int) -> None:
         self.release(sequence)
-
-    def discard(self, snapshot: Any) -> None:
-        pass
-
-    def fork(self, sequence: SequenceView, child: SequenceView) -> None:
-        pass
 
     def release(self, sequence: SequenceView) -> None:
         self._indexes.pop(sequence.request_id, None)

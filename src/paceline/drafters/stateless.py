@@ -1,4 +1,4 @@
-"""The protocol's bookkeeping for a drafter that keeps nothing of a request. Not a method of its own."""
+"""The protocol's bookkeeping for drafters that hand nothing on from one request to another. Not a method of its own."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from paceline.drafters.base import Features, SequenceView
 
 
 class Stateless:
-    """Observes nothing, remembers nothing."""
+    """Observes nothing, remembers nothing. A method that learns from the text drops it in `restore` and `release`."""
 
     def observe(self, sequence: SequenceView, tokens: Sequence[int], features: Features) -> None:
         pass

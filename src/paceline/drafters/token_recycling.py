@@ -18,6 +18,7 @@ from paceline.core.proposal import Proposal
 from paceline.core.tree import ROOT
 from paceline.drafters.base import Drafter, Features, Needs, SequenceView
 from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.stateless import Stateless
 from paceline.models.load import LoadedModel
 
 DEFAULT_SUCCESSORS = 8
@@ -41,7 +42,7 @@ class _State:
         self.indexed = max(self.indexed, len(text))
 
 
-class TokenRecyclingDrafter:
+class TokenRecyclingDrafter(Stateless):
     """Keeps `num_successors` of every token, for each request by itself."""
 
     name = "token_recycling"
@@ -77,17 +78,8 @@ class TokenRecyclingDrafter:
                 parents.append(parent)
         return Proposal(tuple(tokens), tuple(parents))
 
-    def snapshot(self, sequence: SequenceView) -> Any:
-        return None  # the text is learned again in no time
-
     def restore(self, sequence: SequenceView, snapshot: Any, length: int) -> None:
         self.release(sequence)
-
-    def discard(self, snapshot: Any) -> None:
-        pass
-
-    def fork(self, sequence: SequenceView, child: SequenceView) -> None:
-        pass
 
     def release(self, sequence: SequenceView) -> None:
         self._states.pop(sequence.request_id, None)

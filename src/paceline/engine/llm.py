@@ -12,7 +12,7 @@ from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.registry import find, names
 from paceline.engine.engine import Engine, EngineConfig, RequestOptions
 from paceline.engine.outputs import RequestOutput, Update
-from paceline.engine.prompts import Message, Prompt, check_conversation, check_text, listed, text_of, token_ids
+from paceline.engine.prompts import Message, Prompt, check_conversation, listed, text_of, token_ids
 from paceline.engine.request import check_flag, check_whole
 from paceline.engine.room import affordable_blocks, model_len
 from paceline.errors import PacelineError
@@ -154,7 +154,6 @@ class LLM:
     def chat_ids(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a conversation, up to where the model's answer begins."""
         check_conversation(messages)
-        check_text(self.tokenizer.render_chat(messages))
         return self.tokenizer.apply_chat_template(messages)
 
     def add_method(self, config: SpeculativeConfig | Mapping[str, Any] | str) -> str:
@@ -239,7 +238,7 @@ class LLM:
 
     def _encode(self, prompt: Prompt) -> list[int]:
         text = text_of(prompt)
-        return token_ids(prompt) if text is None else self.tokenizer.encode(check_text(text), add_special=True)
+        return token_ids(prompt) if text is None else self.tokenizer.encode(text, add_special=True)
 
 
 def _load(model: Any, dtype: str, device: str | None, progress: Progress) -> LoadedModel:

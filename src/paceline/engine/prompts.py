@@ -41,18 +41,6 @@ def token_ids(prompt: Any) -> list[int]:
     return [_plain(token) for token in prompt]
 
 
-def check_text(text: str) -> str:
-    """The text, if a tokenizer can read it: half of a surrogate pair is no character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise PacelineError(
-            f"the text holds half a character, {text[error.start]!r}, at position {error.start}",
-            hint='decode the text with errors="replace"',
-        ) from None
-    return text
-
-
 def check_conversation(messages: Any) -> None:
     """A list of one message or more."""
     if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):

@@ -69,7 +69,6 @@ class Speculation:
                 return [Proposal.empty()]
         except Exception as error:
             if len(turns) == 1:
-                turns[0].sequence.cache.wipe()  # of drafts written there: no target pass may meet a NaN
                 self.fail(turns[0].sequence, error)
                 return [Proposal.empty()]
         return [proposal for turn in turns for proposal in self._ask(drafter, [turn])]  # one by one: whose was it?

@@ -174,14 +174,6 @@ class SequenceCache:
         view.length, view.blocks = self.length + rows, self.blocks
         return view
 
-    def wipe(self) -> None:
-        """Zero what was written behind the committed rows: a NaN there would reach a masked product."""
-        for index in range(self.length // BLOCK, len(self.blocks)):
-            block, first = self.blocks[index], max(0, self.length - index * BLOCK)
-            if self.pool.holders(block) == 1:  # nobody writes into a shared one
-                self.pool.keys[:, block, :, first:] = 0
-                self.pool.values[:, block, :, first:] = 0
-
     def release(self) -> None:
         self.truncate(0)
 

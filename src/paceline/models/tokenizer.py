@@ -63,8 +63,9 @@ class Tokenizer:
         """Token ids of `text`, in which special tokens are recognised by their text.
 
         `add_special` puts the model's prefix (BOS) before them unless `text` already begins with it, so that
-        there is never a second one.
+        there is never a second one. Raises PacelineError for text that holds half a surrogate pair.
         """
+        _check_text(text)
         ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
         return self._with_prefix(ids) + list(self.info.suffix_ids) if add_special else ids
 
@@ -192,3 +193,14 @@ def _template_ids(backend: Backend, where: str) -> _TemplateIds:
         if outer[start:end] == inner:
             return _TemplateIds(tuple(outer[:start]), tuple(outer[end:]))
     raise PacelineError(f"{where}: the tokenizer changes a text when it adds special tokens")
+
+
+def _check_text(text: str) -> None:
+    """Half of a surrogate pair is no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise PacelineError(
+            f"the text holds half a character, {text[error.start]!r}, at position {error.start}",
+            hint='decode the text with errors="replace"',
+        ) from None
