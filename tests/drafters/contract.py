@@ -27,8 +27,8 @@ from paceline.models.decoder import Decoder
 from paceline.models.load import LoadedModel, load_model
 
 VOCAB = 8  # so few tokens, and so much chance in them, that random heads are right now and then
-GREEDY = SamplingParams(temperature=0, max_tokens=14)
-SEEDED = SamplingParams(temperature=1.5, top_p=0.95, seed=11, max_tokens=14)
+GREEDY = SamplingParams(temperature=0, max_tokens=10)
+SEEDED = SamplingParams(temperature=1.5, top_p=0.95, seed=11, max_tokens=10)
 PRIVATE = RequestOptions(private_drafts=True)  # what a request leaves in a pool for others is no state of its own
 BUDGET = {"chain": 4, "tree": 12}
 TREE = {"chain": "chain", "tree": "static"}
@@ -130,27 +130,27 @@ def with_heads(model: LoadedModel, folder: Path, draft: str) -> Target:
     return Target(model, folder, draft)
 
 
-def tiny_target(folder: Path, family: str, dtype: str, **shape: Any) -> Target:
-    """A random model, and one like it that drafts."""
+def tiny_target(folder: Path, family: str, dtype: str, likeness: float = 0.3, **shape: Any) -> Target:
+    """A random model, and one like it that drafts: the smaller `likeness`, the more it is."""
     model = tiny.hf_model(tiny.hf_config(family, **shape), dtype=torch.float32)
     generator = torch.Generator().manual_seed(5)
     with torch.no_grad():
-        calm(model)
+        calm(model, likeness)
         model.save_pretrained(folder / "target")
         for parameter in model.parameters():
-            parameter.add_(0.04 * torch.randn(parameter.shape, generator=generator))
+            parameter.add_(0.2 * likeness * torch.randn(parameter.shape, generator=generator))
     model.save_pretrained(folder / "draft")
     return with_heads(load_model(str(folder / "target"), dtype=dtype), folder, str(folder / "draft"))
 
 
-def calm(model: PreTrainedModel) -> None:
-    """Let its later layers change little: drafts with a part of them are then right often, and wrong often."""
+def calm(model: PreTrainedModel, factor: float) -> None:
+    """Let its later layers change less: drafts with a part of them are then right often, and wrong often."""
     sandwiched = model.config.model_type == "gemma3_text"
     last = ("post_attention_layernorm", "post_feedforward_layernorm") if sandwiched else ("o_proj", "down_proj")
     offset = 1.0 if sandwiched else 0.0  # Gemma's norms multiply by 1 + weight
     for name, parameter in model.named_parameters():
         if any(part in name for part in last) and ".layers.0." not in name:
-            parameter.copy_(0.2 * (parameter + offset) - offset)
+            parameter.copy_(factor * (parameter + offset) - offset)
 
 
 def llama(folder: Path) -> Target:
@@ -165,7 +165,7 @@ def gemma3(folder: Path) -> Target:
 
 def few_tokens(folder: Path) -> Target:
     """Its answers can be enumerated."""
-    return tiny_target(folder, "llama", "fp32", vocab_size=4, num_hidden_layers=2, **TINY_SHAPE)
+    return tiny_target(folder, "llama", "fp32", likeness=1.0, vocab_size=3, num_hidden_layers=2, **TINY_SHAPE)
 
 
 def smollm2(folder: Path) -> Target:

@@ -153,9 +153,7 @@ class Head:
         return write(folder, self.config, self.tensors, self.file)
 
 
-def eagle(
-    embed: Tensor, output: Tensor, bias: bool = False, qwen2: bool = False, own_embedding: bool = True
-) -> Head:
+def eagle(embed: Tensor, output: Tensor, bias: bool = False, qwen2: bool = False, own_embedding: bool = True) -> Head:
     """yuhuili/EAGLE-*: config.json of a Llama (or Qwen 2) with one layer, pytorch_model.bin."""
     size = embed.shape[1]
     layer, fc = layer_weights(size, size, qkv_bias=qwen2), random(size, 2 * size, seed=31, scale=0.1)

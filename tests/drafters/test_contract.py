@@ -5,6 +5,7 @@ real 135M model: `test_contract_smollm2.py`.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import cycle
 
 import pytest
@@ -109,7 +110,7 @@ def test_a_stop_inside_a_run_ends_it_there(target: Target, drafter: Drafter, cas
         else:
             continue
         expected = [*before, step.token_ids[0]]
-        params = SamplingParams(temperature=0, max_tokens=14, stop_token_ids=(step.token_ids[0],))
+        params = replace(GREEDY, stop_token_ids=(step.token_ids[0],))
         stopped = rounds(target.decoder, prompt_of(length), params, drafter, case.budget)
         assert tokens_of([*stopped.values()]) == expected
         engine = target.engine(drafter, case)

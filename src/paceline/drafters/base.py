@@ -27,7 +27,8 @@ class Needs:
     """What a drafter asks of the target's passes; the engine checks it once, when it is built.
 
     `hidden_layers`: output of these layers at every committed token (−1: the state that the output head reads).
-    `top_tokens`: the target's k likeliest tokens at every kept node; `scratch_argmax`: its arg-max at scratch nodes.
+    `top_tokens`: the target's k likeliest tokens at every kept node, all of a vocabulary that has fewer.
+    `scratch_argmax`: its arg-max at scratch nodes.
     `early_layer`: proposals carry hidden states after this many layers, and verification goes on from them.
     `trees`: proposals may branch; a rule that takes chains alone is refused with this drafter.
     """
@@ -184,6 +185,6 @@ def features(
     }
     if logits is None or proposal is None:
         return Features(hidden)
-    top = logits[index].topk(needs.top_tokens).indices if needs.top_tokens else None
+    top = logits[index].topk(min(needs.top_tokens, logits.shape[-1])).indices if needs.top_tokens else None
     scratch = logits[1 + proposal.num_verified :].argmax(-1) if needs.scratch_argmax else None
     return Features(hidden, top, scratch)
