@@ -28,7 +28,8 @@ def target(made: Callable[..., Target], smollm2_gguf: Path) -> Target:
 def test_the_real_models_tokens_stay(target: Target, case: Case) -> None:
     assert target.model.precision == "bf16" and target.model.tokenizer is not None
     prompt = target.model.tokenizer.apply_chat_template([{"role": "user", "content": SHORT[5]}])
-    watched = Wrapped(target.drafter(case))
+    watched, drafted = Wrapped(target.drafter(case)), False
     for params in PARAMS:
         rounds(target.decoder, prompt, params, watched, {"chain": 3, "tree": 8}[case.shape])
-    assert any(map(len, watched.drafted.values())) == (case in DRAFTING)
+        drafted |= any(map(len, watched.drafted.values()))
+    assert drafted == (case in DRAFTING)
