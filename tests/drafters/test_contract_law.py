@@ -41,7 +41,7 @@ from paceline.drafters.registry import RULES
 from paceline.engine.engine import RequestOptions
 from paceline.errors import PacelineError
 
-DRAWS = 250
+DRAWS = 500
 FALSE_ALARM = 1e-5 / len(CASES)
 TEXT = (0, 1, 2, 0, 2, 2, 1, 0, 1, 2, 0)  # something to look up
 PARAMS = SamplingParams(temperature=1.5, max_tokens=law.LENGTH + 2)
@@ -65,7 +65,8 @@ class Misannounced(Wrapped):
         return replace(proposal, draft_probs=DenseDraftProbs(parents, rows) if parents else None)
 
 
-def law_case(target: Target, case: Case, wrapper: Callable[[Drafter], Drafter] = Wrapped) -> law.Case:
+def law_case(target: Target, case: Case, wrapper: Callable[[Drafter], Drafter] = HandedOver) -> law.Case:
+    """`HandedOver` sees at once what so few draws may not show: a sampled token dropped, or another row sent along."""
     drafter = wrapper(target.drafter(case, **OPTIONS.get(case.name, {})))
     budget = {"chain": 2, "tree": 6}[case.shape]
     return law.Case(
