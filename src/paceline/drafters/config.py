@@ -214,7 +214,7 @@ class SpeculativeConfig:
                 return DynamicTree(self.tree_top_k or 10, self.tree_depth or 8, unpruned=static)
             case StaticTree() as own:
                 return own
-        return StaticTree.chain(self.num_speculative_tokens)
+        return StaticTree.chain(MAX_DRAFT_TOKENS)  # each step's budget cuts it
 
     def _check_tree(self) -> None:
         tree = self.speculative_token_tree
