@@ -67,6 +67,15 @@ def test_the_log_is_read_again_even_with_a_line_cut_off(tmp_path: Path) -> None:
         Log(path, about)
 
 
+@pytest.mark.parametrize("text", ["no json", "first\nlast without an end", '{"model": "other"}\n{"cut', "\xff"])
+def test_what_is_no_log_of_the_search_is_left_as_it_is(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(PacelineError):
+        Log(path, {"model": "m"})
+    assert path.read_bytes() == text.encode("latin-1")
+
+
 def test_prompts_are_read_from_text_and_json_lines(tmp_path: Path) -> None:
     text, lines = tmp_path / "a.txt", tmp_path / "a.jsonl"
     text.write_text("one\n\ntwo\nthree\n")
@@ -77,6 +86,11 @@ def test_prompts_are_read_from_text_and_json_lines(tmp_path: Path) -> None:
         lines.write_text(bad + "\n")
         with pytest.raises(PacelineError, match=message):
             read_prompts(lines, 9)
+    lines.write_text('{"prompt": "one\u2028two"}\n', encoding="utf-8")  # a line's end to `splitlines`, none to JSON
+    assert read_prompts(lines, 9) == ["one\u2028two"]
+    text.write_bytes(b"caf\xe9\n")
+    with pytest.raises(PacelineError, match="is not text in UTF-8"):
+        read_prompts(text, 9)
     text.write_text("\n")
     with pytest.raises(PacelineError, match="holds no prompts"):
         read_prompts(text, 9)

@@ -103,11 +103,9 @@ class Log:
             path.write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     def _read(self, about: dict[str, Any]) -> None:
-        text = self.path.read_text(encoding="utf-8")
-        lines = text.split("\n")
-        if lines[-1]:  # an interruption cut the last line off
-            self.path.write_text(text[: -len(lines[-1])], encoding="utf-8")
         try:
+            text = self.path.read_text(encoding="utf-8")
+            lines = text.split("\n")
             first, *rest = (json.loads(line) for line in lines[:-1])
             self.trials = [Trial.parse(values) for values in rest]
         except (ValueError, KeyError, TypeError) as error:
@@ -119,6 +117,8 @@ class Log:
                     f"{self.path} is the log of another search: {name} is {there} there and {value} here",
                     hint="name another --log, or ask for the same",
                 )
+        if lines[-1]:  # an interruption cut the last line off
+            self.path.write_text(text[: -len(lines[-1])], encoding="utf-8")
 
     def keep(self, trial: Trial) -> None:
         self.trials.append(trial)
@@ -159,7 +159,11 @@ class Workload:
 def read_prompts(path: Path, count: int) -> list[str]:
     """The first `count` prompts of a file. Raises PacelineError naming the line that is none."""
     prompts: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PacelineError(f"{path} is not text in UTF-8: {error}", hint="write one prompt a line") from error
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or len(prompts) == count:
             continue
         prompts.append(_prompt(path, number, line) if path.suffix == ".jsonl" else line)
