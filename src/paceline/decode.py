@@ -14,7 +14,7 @@ from paceline.core.proposal import Proposal, check_proposal
 from paceline.core.rng import CounterNoise, GeneratorDraws, Randomness, draw_seed
 from paceline.core.stopping import cut, token_limit
 from paceline.core.verify import Coupled, Rule
-from paceline.drafters.base import Drafter, check_rule, features, verification_segment
+from paceline.drafters.base import Drafter, check_needs, check_rule, features, verification_segment
 from paceline.errors import PacelineError
 from paceline.models.cache import SequenceCache
 from paceline.models.decoder import Decoder, Segment
@@ -79,6 +79,7 @@ def decode(
     _check(target, prompt_ids, params, num_draft_tokens, max_context, prefill_rows)
     rule = rule or Coupled()
     check_rule(rule, drafter)
+    check_needs(drafter, target.config.num_layers)
     limit = token_limit(len(prompt_ids), params, max_context or target.config.max_context)
     num_draft_tokens = min(num_draft_tokens, limit)
     seed = params.seed if params.seed is not None else draw_seed()

@@ -156,6 +156,18 @@ def check_rule(rule: Rule, drafter: Drafter) -> None:
         )
 
 
+def check_needs(drafter: Drafter, num_layers: int) -> None:
+    """Refuse a drafter that wants to see what a target of so many layers has not. Raises PacelineError."""
+    needs = drafter.needs
+    strange = [layer for layer in needs.hidden_layers if not -1 <= layer < num_layers]
+    if needs.early_layer is not None and not 0 < needs.early_layer <= num_layers:
+        strange.append(needs.early_layer)
+    if strange:
+        raise PacelineError(
+            f"method {drafter.name!r} needs the hidden states of layer {strange[0]}, the target has {num_layers} layers"
+        )
+
+
 def verification_segment(sequence: SequenceView, proposal: Proposal, needs: Needs) -> Segment:
     """The rows of a step: the last committed token, and the drafted nodes under it."""
     tokens = (sequence.token_ids[-1], *proposal.tokens)
@@ -184,6 +196,7 @@ def features(
     }
     if logits is None or proposal is None:
         return Features(hidden)
-    top = logits[index].topk(needs.top_tokens).indices if needs.top_tokens else None
+    most = min(needs.top_tokens, logits.shape[-1])
+    top = logits[index].topk(most).indices if most else None  # [n, k]
     scratch = logits[1 + proposal.num_verified :].argmax(-1) if needs.scratch_argmax else None
     return Features(hidden, top, scratch)
