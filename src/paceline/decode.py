@@ -114,7 +114,9 @@ def decode(
             logits = target.logits(out.hidden)  # [1 + N, V]
             # 4. Verify, and cut what was accepted at the first stop token or at the limit.
             weights = TargetWeights(sampler, proposal, rows_after(logits), stop_ids)
-            verdict = rule.verify(proposal, rule.target_rows(weights), Randomness(sampler.noise, draws))
+            verdict = weights.decided(
+                rule.verify(proposal, rule.target_rows(weights), Randomness(sampler.noise, draws))
+            )
             tokens, finish_reason = cut(verdict.tokens(proposal), left, stop_ids)
             # 5. Commit the rows of the tokens kept; the newest token has none yet.
             path = [0, *(node + 1 for node in verdict.path)][: len(tokens)]

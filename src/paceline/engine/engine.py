@@ -227,12 +227,13 @@ class Engine:
     def _verify(self, sequence: Sequence, proposal: Proposal, logits: torch.Tensor) -> Verdict:
         try:
             return _verdict(sequence, proposal, logits)
+        except (BadLogitsError, NoTokenAllowedError):
+            raise
         except Exception as error:
             if not proposal.tokens:
                 raise
-            verdict = _verdict(sequence, Proposal.empty(), logits)  # as far as plain decoding comes, or its error
-            if not isinstance(error, BadLogitsError | NoTokenAllowedError):
-                self.speculation.fail(sequence, error)  # a proposal that the rule cannot take
+            verdict = _verdict(sequence, Proposal.empty(), logits)
+            self.speculation.fail(sequence, error)  # a proposal that the rule cannot take
             return verdict
 
     # The end of a request
@@ -282,7 +283,7 @@ def _verdict(sequence: Sequence, proposal: Proposal, logits: torch.Tensor) -> Ve
     rule, stop_ids = sequence.request.rule, sequence.request.stop_ids
     target = TargetWeights(sequence.sampler, proposal, rows_after(logits), stop_ids)
     randomness = Randomness(sequence.sampler.noise, sequence.verify_draws)
-    return rule.verify(proposal, rule.target_rows(target), randomness)
+    return target.decided(rule.verify(proposal, rule.target_rows(target), randomness))
 
 
 def _logprobs(params: SamplingParams, logits: torch.Tensor, path: Ids[int], tokens: Ids[int]) -> list[PositionLogprobs]:
