@@ -1,7 +1,8 @@
 """The joint law of the first tokens that `decode` emits: exact, by enumeration, and counted, by running it.
 
 `tally` calls `paceline.decode.decode` once a draw, for cases and controls (cases with one planted fault) alike.
-`law_cases.py` lists them; `test_decode_law.py` runs them in the test lane, `bench/verify_law.py` with more draws.
+`law_cases.py` lists those of the rules; `test_decode_law.py` runs them in the test lane, `bench/verify_law.py` with
+more draws. `drafters/test_contract_law.py` has a case for every registered method.
 """
 
 import math
@@ -16,7 +17,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from law_models import TableDrafter, Target, Tokens
+from law_models import Target, Tokens
 from scipy.stats import chi2, poisson
 from torch import Tensor
 
@@ -27,6 +28,7 @@ from paceline.core.rng import CounterNoise
 from paceline.core.support import Support
 from paceline.core.tree import ROOT
 from paceline.decode import Step, decode
+from paceline.drafters.base import Drafter, SequenceView
 
 Law = dict[Tokens, float]
 
@@ -45,7 +47,7 @@ class Case:
 
     name: str
     rule: Any
-    drafter: Callable[[], TableDrafter]
+    drafter: Callable[[], Drafter]
     target: Callable[[], Target]
     params: SamplingParams
     prompt: Tokens = (2,)
@@ -115,9 +117,23 @@ class Tally:
         self.with_acceptance += other.with_acceptance
 
 
+class Noted:
+    """A drafter, and what it proposed last."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.last = inner, Proposal.empty()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
+        (self.last,) = proposals = self.inner.propose(sequences, budgets)
+        return proposals
+
+
 def tally(case: Case, seeds: Sequence[int]) -> Tally:
     """One call of `decode` a seed, up to its first LENGTH tokens."""
-    result, target, drafter = Tally(), case.target().decoder, case.drafter()
+    result, target, drafter = Tally(), case.target().decoder, Noted(case.drafter())
     with ExitStack() as planted, torch.inference_mode():
         for name, fault in case.plant.items():
             planted.enter_context(mock.patch(name, fault))
@@ -130,7 +146,8 @@ def tally(case: Case, seeds: Sequence[int]) -> Tally:
                 step = next(steps)
                 kept = min(step.num_accepted_tokens, LENGTH - len(tokens))
                 accepted |= kept > 0
-                rejected |= len(tokens) + kept < LENGTH and _ended_in_rejection(step, drafter.last)
+                drafted = step.num_draft_tokens > 0 and len(tokens) + kept < LENGTH
+                rejected |= drafted and _ended_in_rejection(step, drafter.last)
                 tokens += step.token_ids
             steps.close()
             result.counts[tokens[:LENGTH]] += 1
@@ -172,7 +189,7 @@ def p_value(counts: Counter[Tokens], law: Law) -> float:
     return min(1.0, len(verdicts) * min(verdicts)) if verdicts else 1.0
 
 
-def faults(tally: Tally, law: Law, false_alarm: float) -> list[str]:
+def faults(tally: Tally, law: Law, false_alarm: float, share: float = SHARE) -> list[str]:
     """What speaks against a case; nothing if all is well."""
     found = []
     impossible = sum(count for tokens, count in tally.counts.items() if tokens not in law)
@@ -182,7 +199,7 @@ def faults(tally: Tally, law: Law, false_alarm: float) -> list[str]:
     if p < false_alarm:
         found.append(f"p = {p:.1e} under the exact law")
     for what, count in (("rejection", tally.with_rejection), ("accepted draft", tally.with_acceptance)):
-        if count < SHARE * tally.draws:
+        if count < share * tally.draws:
             found.append(f"only {count} of {tally.draws} draws contain a {what}")
     return found
 

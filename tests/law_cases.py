@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from law import LENGTH, Case
-from law_models import Table, TableCache, TableDrafter, TinyTarget, Tokens, likeliest, near, random_row
+from law_models import Table, TableCache, TableDrafter, Tokens, likeliest, near, random_row, tiny_target
 from torch import Tensor
 
 from paceline.core.drafting import DraftSampler, Draw
@@ -77,7 +77,7 @@ TINY_CASE = Case(
     "standard, sampled siblings, a real decoder",
     Standard(),
     drafter(3, 1, table=Table(random_row("five", FIVE), FIVE)),
-    cache(partial(TinyTarget, FIVE)),
+    cache(partial(tiny_target, FIVE)),
     SamplingParams(temperature=1.5, max_tokens=LENGTH + 2),
 )
 

@@ -14,7 +14,7 @@ from paceline.core.proposal import Proposal, ProposalBuilder
 from paceline.core.tree import ROOT
 from paceline.drafters.base import SequenceView
 from paceline.drafters.none import NoDrafter
-from paceline.models.decoder import Segment
+from paceline.models.decoder import Decoder, Segment
 
 Tokens = tuple[int, ...]
 Row = Callable[[Tokens], Tensor]
@@ -86,22 +86,21 @@ class TableCache:
         pass
 
 
-class TinyTarget:
-    """A real decoder of one layer, in float64; its logits are taken one row at a time, in a cache of their own."""
+TINY_SHAPE = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 100.0},
+}
 
-    def __init__(self, vocab_size: int) -> None:
-        self.decoder = tiny.tiny_decoder(
-            "llama",
-            dtype=torch.float64,
-            vocab_size=vocab_size,
-            num_hidden_layers=1,
-            hidden_size=16,
-            intermediate_size=24,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=64,
-            rope_parameters={"rope_type": "default", "rope_theta": 100.0},
-        )
+
+class RealTarget:
+    """A real decoder; its logits are taken one row at a time, in a cache of their own."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
 
     def logits(self, context: Tokens) -> Tensor:
         sequence = self.decoder.new_pool(64).new_sequence()
@@ -109,6 +108,12 @@ class TinyTarget:
             out = self.decoder.forward([Segment(sequence, [token])])
             sequence.commit([0])
         return self.decoder.logits(out.hidden)[0]
+
+
+def tiny_target(vocab_size: int) -> RealTarget:
+    """One layer, in float64."""
+    shape = {"vocab_size": vocab_size, "num_hidden_layers": 1, **TINY_SHAPE}
+    return RealTarget(tiny.tiny_decoder("llama", dtype=torch.float64, **shape))
 
 
 def random_row(name: str, vocab_size: int) -> Row:
@@ -150,11 +155,9 @@ class TableDrafter(NoDrafter):
 
     def __init__(self, table: Table, widths: Tokens, pick: Pick = sampled, edit: Edit = whole) -> None:
         self.table, self.widths, self.pick, self.edit = table, widths, pick, edit
-        self.last = Proposal.empty()
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
-        self.last = self.edit(self._tree(sequences[0], budgets[0]))
-        return [self.last]
+        return [self.edit(self._tree(sequences[0], budgets[0]))]
 
     def _tree(self, sequence: SequenceView, budget: int) -> Proposal:
         builder = ProposalBuilder()

@@ -1,44 +1,37 @@
-"""What the contract tests stand on: every registered method on tiny random targets, and ways to look over its shoulder.
+"""What the contract tests stand on: every registered method, and targets with all that drafts for them.
 
-A method that needs nothing, or a draft model, is built from its registry line alone; one that needs a head from a file
-in `HEADS`.
+The registry is the list of cases. A method is built from its registry line alone; one that needs a head, from a file in
+`HEADS`: without one, all its cases fail.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 import tiny
 import torch
 from drafters import head_files
+from engine.running import make_engine, plain
+from law_models import TINY_SHAPE
+from transformers import PreTrainedModel
 
-from paceline.core.drafting import DraftSampler, Draw
 from paceline.core.params import SamplingParams
-from paceline.core.proposal import Proposal
-from paceline.decode import Step
-from paceline.drafters.base import Drafter, SequenceView, create_drafter
+from paceline.decode import Step, decode
+from paceline.drafters.base import Drafter, create_drafter
 from paceline.drafters.config import SpeculativeConfig
-from paceline.drafters.registry import find, names
-from paceline.models.cache import KVPool
+from paceline.drafters.registry import RULES, find, names
+from paceline.engine.engine import Engine, RequestOptions
+from paceline.models.decoder import Decoder
 from paceline.models.load import LoadedModel, load_model
 
-VOCAB, NUM_LAYERS = 16, 5  # so few tokens that random heads are right now and then
-FAMILIES = {"llama": "fp32", "qwen3": "bf16"}
-GREEDY = SamplingParams(temperature=0, max_tokens=14)
-SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=11, max_tokens=14)
+VOCAB = 8  # so few tokens, and so much chance in them, that random heads are right now and then
+GREEDY = SamplingParams(temperature=0, max_tokens=10)
+SEEDED = SamplingParams(temperature=1.5, top_p=0.95, seed=11, max_tokens=10)
+PRIVATE = RequestOptions(private_drafts=True)  # what a request leaves in a pool for others is no state of its own
 BUDGET = {"chain": 4, "tree": 12}
-
-Matrix = torch.Tensor
-HEADS: dict[str, Callable[[Matrix, Matrix], head_files.Head | head_files.Medusa]] = {
-    "medusa": lambda embed, output: head_files.medusa(output, "original", own_output=False),
-    "eagle": lambda embed, output: head_files.eagle(embed, output),
-    "eagle3": lambda embed, output: head_files.eagle3_speculators(embed, draft_vocab=14, fc_norm=True),
-}
-MEMBERS = {"chain": ["suffix", "draft_model"], "tree": ["ngram", "token_recycling"]}
-# Random models are never as sure as the usual threshold wants them to be.
-OPTIONS = {"layer_skip": {"draft_confidence_threshold": 0.2}, "early_exit": {"draft_confidence_threshold": 0.2}}
+TREE = {"chain": "chain", "tree": "static"}
 
 
 @dataclass(frozen=True)
@@ -56,61 +49,134 @@ class Case:
         return BUDGET[self.shape]
 
 
-CASES = [Case(name, shape) for name in names() for shape in find(name).shapes]
+def cases() -> list[Case]:
+    return [Case(name, shape) for name in names() for shape in find(name).shapes]
+
+
+CASES = cases()
 DRAFTING = [case for case in CASES if case.name != "none"]
+UNDECLARED = [Case(name, shape) for name in names() for shape in RULES if shape not in find(name).shapes]
+every_case = pytest.mark.parametrize("case", CASES, ids=str)
+every_drafting_case = pytest.mark.parametrize("case", DRAFTING, ids=str)
+
+# Its window runs along in the target's passes, so what it drafts depends on how many there were.
+DRAFTS_BY_PASSES = {"lookahead"}
+# The target's cache and the text are all that they know.
+STATELESS = {"layer_skip", "early_exit"}
 
 
-@dataclass
-class Shelf:
-    """Targets, and the files of what drafts for them; made once."""
+# What a method is configured with
 
-    folder: Path
-    targets: dict[str, LoadedModel] = field(default_factory=dict)
+HEADS: dict[str, Callable[[torch.Tensor, tuple[int, ...]], head_files.Head | head_files.Medusa]] = {
+    "medusa": lambda embed, layers: head_files.medusa(embed, "original", own_output=False),
+    "eagle": lambda embed, layers: head_files.eagle(embed, embed, own_embedding=False),
+    "eagle3": lambda embed, layers: head_files.eagle3_speculators(
+        embed, draft_vocab=min(64, len(embed) * 7 // 8), layers=layers, fc_norm=True
+    ),
+}
+MEMBERS = {"chain": ["suffix", "draft_model"], "tree": ["ngram", "token_recycling"]}
+# Random models are never as sure as the usual threshold wants them to be.
+OPTIONS = {
+    "layer_skip": {"skip_mlp_layers": [1], "draft_confidence_threshold": 0.2},
+    "early_exit": {"draft_confidence_threshold": 0.2},
+}
 
-    def target(self, family: str) -> LoadedModel:
-        if family not in self.targets:
-            model = self._model(family)
-            model.save_pretrained(self.folder / family)
-            embed, output = model.get_input_embeddings().weight, model.get_output_embeddings().weight
-            for name, head in HEADS.items():
-                head(embed.detach().double(), output.detach().double()).write(self.folder / f"{family}-{name}")
-            generator = torch.Generator().manual_seed(5)
-            with torch.no_grad():
-                for parameter in model.parameters():
-                    parameter.add_(0.04 * torch.randn(parameter.shape, generator=generator))
-            model.save_pretrained(self.folder / f"{family}-draft")
-            self.targets[family] = load_model(str(self.folder / family), dtype=FAMILIES[family])
-        return self.targets[family]
 
-    @staticmethod
-    def _model(family: str) -> Any:
-        """Its later layers change little: drafts with a part of them are right often, and wrong often."""
-        config = tiny.hf_config(family, vocab_size=VOCAB, num_hidden_layers=NUM_LAYERS)
-        model = tiny.hf_model(config, dtype=torch.float32)
-        with torch.no_grad():
-            for name, parameter in model.named_parameters():
-                if ("o_proj" in name or "down_proj" in name) and ".layers.0." not in name:
-                    parameter.mul_(0.2)
-        return model
+@dataclass(frozen=True)
+class Target:
+    """A target, its heads in folders under their methods' names, and its draft model's name."""
 
-    def drafter(self, case: Case, family: str) -> Drafter:
+    model: LoadedModel
+    heads: Path
+    draft: str
+
+    @property
+    def decoder(self) -> Decoder:
+        return self.model.decoder
+
+    def drafter(self, case: Case, **options: Any) -> Drafter:
         """A fresh one, from the configuration that a user would write."""
-        method, target = find(case.name), self.target(family)
+        method = find(case.name)
         values: dict[str, Any] = {"method": case.name, "num_speculative_tokens": case.budget}
-        if method.needs_model:
-            values["model"] = self._file(family, "draft" if method.needs == "model" else case.name)
         if method.needs == "methods":
             values["methods"] = MEMBERS[case.shape]
-            if any(find(member).needs_model for member in MEMBERS[case.shape]):
-                values["model"] = self._file(family, "draft")
         elif len(method.shapes) > 1:
-            values["speculative_token_tree"] = {"chain": "chain", "tree": "static"}[case.shape]
-        return create_drafter(SpeculativeConfig.from_dict(values | OPTIONS.get(case.name, {})), target)
+            values["speculative_token_tree"] = TREE[case.shape]
+        for name in values.get("methods", [case.name]):
+            if find(name).needs_model:
+                values["model"] = self._model(name)
+        return create_drafter(SpeculativeConfig.from_dict(values | OPTIONS.get(case.name, {}) | options), self.model)
 
-    def _file(self, family: str, name: str) -> str:
-        path = self.folder / f"{family}-{name}"
-        assert path.is_dir(), f"HEADS has no head for method {name!r}"
-        return str(path)
+    def _model(self, method: str) -> str:
+        if find(method).needs == "model":
+            return self.draft
+        assert method in HEADS, f"HEADS has no head for method {method!r}"
+        return str(self.heads / method)
+
+    def engine(self, drafter: Drafter, case: Case, **options: int) -> Engine:
+        return make_engine(self.decoder, {"it": drafter}, num_draft_tokens=case.budget, **options)
+
+
+# Targets
+
+
+def with_heads(model: LoadedModel, folder: Path, draft: str) -> Target:
+    """With a random head of every kind; of the target's matrices those look at the shapes alone."""
+    config = model.config
+    embed = torch.empty(config.vocab_size, config.hidden_size, dtype=torch.float64, device="meta")
+    layers = tuple(sorted({0, config.num_layers // 2, config.num_layers - 1}))
+    for name, head in HEADS.items():
+        head(embed, layers).write(folder / name)
+    return Target(model, folder, draft)
+
+
+def tiny_target(folder: Path, family: str, dtype: str, likeness: float = 0.3, **shape: Any) -> Target:
+    """A random model, and one like it that drafts: the smaller `likeness`, the more it is."""
+    model = tiny.hf_model(tiny.hf_config(family, **shape), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        calm(model, likeness)
+        model.save_pretrained(folder / "target")
+        for parameter in model.parameters():
+            parameter.add_(0.2 * likeness * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(folder / "draft")
+    return with_heads(load_model(str(folder / "target"), dtype=dtype), folder, str(folder / "draft"))
+
+
+def calm(model: PreTrainedModel, factor: float) -> None:
+    """Let its later layers change less: drafts with a part of them are then right often, and wrong often."""
+    sandwiched = model.config.model_type == "gemma3_text"
+    last = ("post_attention_layernorm", "post_feedforward_layernorm") if sandwiched else ("o_proj", "down_proj")
+    offset = 1.0 if sandwiched else 0.0  # Gemma's norms multiply by 1 + weight
+    for name, parameter in model.named_parameters():
+        if any(part in name for part in last) and ".layers.0." not in name:
+            parameter.copy_(factor * (parameter + offset) - offset)
+
+
+def llama(folder: Path) -> Target:
+    return tiny_target(folder, "llama", "fp32", vocab_size=VOCAB, num_hidden_layers=2)
+
+
+def gemma3(folder: Path) -> Target:
+    """A sliding window of 16 below full attention, norms of queries and keys, norms around every sublayer."""
+    kinds = ["sliding_attention", "full_attention"]
+    return tiny_target(folder, "gemma3", "bf16", vocab_size=VOCAB, num_hidden_layers=2, layer_types=kinds)
+
+
+def few_tokens(folder: Path) -> Target:
+    """Its answers can be enumerated."""
+    return tiny_target(folder, "llama", "fp32", likeness=1.0, vocab_size=3, num_hidden_layers=2, **TINY_SHAPE)
+
+
+def smollm2(folder: Path) -> Target:
+    """The real 135M model, which is its own draft model."""
+    return with_heads(load_model("smollm2-135m", dtype="bf16"), folder, "smollm2-135m")
+
+
+FAMILIES = {"llama": llama, "gemma3": gemma3}
+
+
+# Texts
 
 
 def prompt_of(length: int) -> list[int]:
@@ -121,173 +187,20 @@ def tokens_of(steps: Sequence[Step]) -> list[int]:
     return [token for step in steps for token in step.token_ids]
 
 
-def held(thing: Any, seen: set[int] | None = None) -> int:
-    """Entries of all containers, and cache blocks, that a drafter holds on to."""
-    seen = set() if seen is None else seen
-    if id(thing) in seen:
-        return 0
-    seen.add(id(thing))
-    if isinstance(thing, KVPool):
-        return thing.blocks_in_use
-    if isinstance(thing, dict):
-        return len(thing) + sum(held(value, seen) for value in thing.values())
-    if isinstance(thing, list | tuple | set | frozenset):
-        return len(thing) + sum(held(value, seen) for value in thing)
-    if not type(thing).__module__.startswith("paceline.drafters"):
-        return 0
-    slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
-    fields = {name: getattr(thing, name) for name in slots if hasattr(thing, name)} | getattr(thing, "__dict__", {})
-    return sum(held(value, seen) for value in fields.values())
+def rounds(
+    target: Decoder, prompt: Sequence[int], params: SamplingParams, drafter: Drafter, k: int, **options: Any
+) -> dict[int, Step]:
+    """Every step, by the length of the text before it; together they are plain decoding's tokens, which is asserted."""
+    steps = list(decode(target, prompt, params, drafter, k, **options))
+    assert tokens_of(steps) == plain(target, prompt, params)
+    return dict(zip(_starts(len(prompt), steps), steps, strict=True))
 
 
-@contextmanager
-def nothing_left(drafter: Drafter) -> Iterator[None]:
-    """What is done inside must leave the drafter as it was."""
-    before = held(drafter)
-    yield
-    assert held(drafter) == before
+def _starts(length: int, steps: Sequence[Step]) -> Iterator[int]:
+    for step in steps:
+        yield length
+        length += len(step.token_ids)
 
 
-class Wrapped:
-    """A drafter, watched: the target's cache has a row for every token but the last whenever it drafts."""
-
-    def __init__(self, inner: Drafter) -> None:
-        self.inner, self.name, self.needs = inner, inner.name, inner.needs
-        self.num_rounds = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
-        for sequence in sequences:
-            assert sequence.cache.length == len(sequence.token_ids) - 1
-        self.num_rounds += 1
-        proposals = self.drafts(sequences, budgets)
-        for sequence in sequences:
-            assert sequence.cache.length == len(sequence.token_ids) - 1
-        return proposals
-
-    def drafts(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
-        return self.inner.propose(sequences, budgets)
-
-
-class Pausing(Wrapped):
-    """Drafts in every n-th round; `drafted`: what, by the text's length."""
-
-    def __init__(self, inner: Drafter, every: int) -> None:
-        super().__init__(inner)
-        self.every = every
-        self.drafted: dict[int, Proposal] = {}
-
-    def drafts(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
-        if self.num_rounds % self.every:
-            return [Proposal.empty() for _ in sequences]
-        proposals = super().drafts(sequences, budgets)
-        self.drafted |= {len(s.token_ids): p for s, p in zip(sequences, proposals, strict=True)}
-        return proposals
-
-
-@dataclass(frozen=True)
-class Noting:
-    """A sampler, and what it drew after each drafted path."""
-
-    inner: DraftSampler
-    noted: dict[tuple[int, ...], Draw]
-    path: tuple[int, ...] = ()
-
-    @property
-    def prunable(self) -> bool:
-        return self.inner.prunable
-
-    def draw(self, logits: torch.Tensor, k: int = 1) -> Draw:
-        return self.noted.setdefault(self.path, self.inner.draw(logits, k))
-
-    def scored(self, logits: torch.Tensor, k: int) -> Draw:
-        return self.noted.setdefault(self.path, self.inner.scored(logits, k))
-
-    def advance(self, *tokens: int) -> "Noting":
-        return Noting(self.inner.advance(*tokens), self.noted, (*self.path, *tokens))
-
-
-class View:
-    """A request, seen through a drafter's eyes, with another sampler."""
-
-    def __init__(self, inner: SequenceView, sampler: Any) -> None:
-        self.inner, self.draft_sampler = inner, sampler
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
-class HandedOver(Wrapped):
-    """Every drawn token stands in the draft, under the path it was drawn after, with the row it was drawn from."""
-
-    def drafts(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
-        noted: list[dict[tuple[int, ...], Draw]] = [{} for _ in sequences]
-        views = [View(s, Noting(s.draft_sampler, own)) for s, own in zip(sequences, noted, strict=True)]
-        proposals = super().drafts(views, budgets)  # type: ignore[arg-type]
-        for proposal, draws in zip(proposals, noted, strict=True):
-            self._check(proposal, draws)
-        return proposals
-
-    def _check(self, proposal: Proposal, draws: dict[tuple[int, ...], Draw]) -> None:
-        assert not proposal.pruned
-        paths = {(): -1} | {tuple(proposal.path_tokens(node)): node for node in range(proposal.num_verified)}
-        for path, node in paths.items():
-            children = proposal.children(node)
-            drawn = draws.get(path)
-            row = proposal.draft_row(node) if children else None
-            if drawn is None or drawn.probs is None:
-                assert row is None  # a point mass
-            else:
-                assert tuple(proposal.tokens[child] for child in children) == drawn.tokens
-                assert row is not None and torch.equal(torch.as_tensor(row), torch.as_tensor(drawn.probs))
-        assert draws.keys() <= paths.keys()
-
-
-class Fuse:
-    """Blows once, at the n-th use, until it is `renewed`."""
-
-    def __init__(self) -> None:
-        self.left = 0
-
-    def use(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            raise RuntimeError("in mid-draft")
-
-
-class Fused:
-    """Something whose attributes a drafter reads through a fuse; its samplers too."""
-
-    def __init__(self, inner: Any, fuse: Fuse) -> None:
-        self._inner, self._fuse = inner, fuse
-
-    def __getattr__(self, name: str) -> Any:
-        self._fuse.use()
-        value = getattr(self._inner, name)
-        if name == "draft_sampler":
-            return Fused(value, self._fuse)
-        if name == "advance":
-            return lambda *tokens: Fused(value(*tokens), self._fuse)
-        return value
-
-
-class Stumbling(Wrapped):
-    """In every round raises somewhere on the way the first time it is asked; `num_stumbles` counts."""
-
-    def __init__(self, inner: Drafter) -> None:
-        super().__init__(inner)
-        self.fuse = Fuse()
-        self.num_stumbles = 0
-
-    def drafts(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
-        self.fuse.left = 1 + self.num_rounds % 13
-        fused: list[Any] = [Fused(sequence, self.fuse) for sequence in sequences]
-        try:
-            return self.inner.propose(fused, budgets)
-        except RuntimeError:
-            self.num_stumbles += 1
-            return self.inner.propose(sequences, budgets)
-        finally:
-            self.fuse.left = 0
+def longer(params: SamplingParams, max_tokens: int) -> SamplingParams:
+    return replace(params, max_tokens=max_tokens)

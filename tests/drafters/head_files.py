@@ -153,12 +153,12 @@ class Head:
         return write(folder, self.config, self.tensors, self.file)
 
 
-def eagle(embed: Tensor, output: Tensor, bias: bool = False, qwen2: bool = False) -> Head:
+def eagle(embed: Tensor, output: Tensor, bias: bool = False, qwen2: bool = False, own_embedding: bool = True) -> Head:
     """yuhuili/EAGLE-*: config.json of a Llama (or Qwen 2) with one layer, pytorch_model.bin."""
     size = embed.shape[1]
     layer, fc = layer_weights(size, size, qkv_bias=qwen2), random(size, 2 * size, seed=31, scale=0.1)
     b = random(size, seed=32) if bias else torch.zeros(size, dtype=torch.float64)
-    own = random(*embed.shape, seed=33)
+    own = random(*embed.shape, seed=33) if own_embedding else embed
 
     def states(tokens: list[int], features: Tensor) -> Tensor:
         x = torch.cat((own[tokens], features), -1) @ fc.T + b
@@ -166,7 +166,7 @@ def eagle(embed: Tensor, output: Tensor, bias: bool = False, qwen2: bool = False
 
     reference = Reference(lambda hidden: hidden[-1], states, lambda state: output @ state)
     tensors = {
-        "embed_tokens.weight": own,
+        **({"embed_tokens.weight": own} if own_embedding else {}),
         "fc.weight": fc,
         **({"fc.bias": b} if bias else {}),
         **{f"layers.0.{name}": tensor for name, tensor in layer.items()},
@@ -256,10 +256,14 @@ def eagle3_specforge(embed: Tensor) -> Head:
 
 
 def eagle3_speculators(
-    embed: Tensor, size: int = 48, draft_vocab: int = 90, qwen3: bool = False, **flags: bool
+    embed: Tensor,
+    size: int = 48,
+    draft_vocab: int = 90,
+    qwen3: bool = False,
+    layers: tuple[int, ...] = (0, 2, 4),
+    **flags: bool,
 ) -> Head:
     """RedHatAI/*-speculator.eagle3: layers by their inputs, `layers.0.`, the layer's config inside."""
-    layers = (0, 2, 4)
     head = eagle3(
         embed,
         layers,

@@ -3,20 +3,20 @@
 import contextlib
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny
 import torch
-from law import CAUGHT, LENGTH, exact_law, p_value
+from law import CAUGHT, LENGTH, Case, faults, p_value, quick_tally
 from law_cases import DRAFT, TARGET
 from law_models import TableDrafter
 
 from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal
-from paceline.core.verify import make_rule
+from paceline.core.verify import Standard
 from paceline.decode import decode
 from paceline.drafters.base import Drafter, Features, Needs, SequenceView, create_drafter
 from paceline.drafters.composite import CompositeDrafter, Member, member_configs, share
@@ -210,9 +210,8 @@ def test_the_law_under_standard(kind: type[CompositeDrafter], fair: bool) -> Non
     Chi-square over the first three tokens, 3,000 answers, the pool holding the three before each; false alarm 10⁻⁶
     (seeds are fixed).
     """
-    params = SamplingParams(max_tokens=LENGTH + 1)
     drafter = kind([Member(SuffixDrafter(min_score=1.0, max_cached_requests=3)), Member(TableDrafter(DRAFT, (1, 1)))])
-    prompt, counts, sources = (2,), Counter[tuple[int, ...]](), Counter[bool]()
+    sources = Counter[bool]()
     propose = drafter.propose
 
     def counting(sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
@@ -221,12 +220,14 @@ def test_the_law_under_standard(kind: type[CompositeDrafter], fair: bool) -> Non
         return [proposal]
 
     drafter.propose = counting  # type: ignore[method-assign]
-    for seed in range(3000):
-        steps = decode(TARGET.decoder, prompt, replace(params, seed=seed), drafter, 2, rule=make_rule("standard"))  # type: ignore[arg-type]
-        counts[tuple(t for step in steps for t in step.token_ids)[:LENGTH]] += 1
-    law = exact_law(TARGET, prompt, params)  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=LENGTH + 1)
+    case = Case("suffix, then a table", Standard(), lambda: drafter, lambda: TARGET, params, num_draft_tokens=2)
+    counted = quick_tally(case, case.seeds(0, 3000))
     assert min(sources[True], sources[False]) > 0.1 * sources.total()
-    assert p_value(counts, law) > 1e-6 if fair else p_value(counts, law) < CAUGHT
+    if fair:
+        assert not faults(counted, case.law, 1e-6)
+    else:
+        assert p_value(counted.counts, case.law) < CAUGHT
 
 
 # Configuration
