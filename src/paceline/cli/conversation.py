@@ -155,6 +155,9 @@ class Chat:
             return
         print(f"last answer: {describe(self._turns[-1:])}", file=sys.stderr)
         print(f"whole chat: {plural(len(self._turns), 'answer')} · {describe(self._turns)}", file=sys.stderr)
+        report = self._llm.policy_report() if self._speculation.method == "auto" else None
+        if report is not None:
+            print(f"auto: {report['summary']}", file=sys.stderr)
 
     def _method(self, words: Sequence[str]) -> None:
         if not words:
@@ -186,6 +189,8 @@ class Chat:
                 raise PacelineError(
                     f"method {method} needs {needed_model(method)}", hint="begin with paceline chat --draft-model NAME"
                 )
+            values["model"] = self._draft_model
+        elif method == "auto" and self._draft_model is not None:
             values["model"] = self._draft_model
         return SpeculativeConfig.from_dict(values)
 

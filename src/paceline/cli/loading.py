@@ -76,6 +76,9 @@ def method_name(speculation: SpeculativeConfig) -> str:
     """As a banner shows it."""
     if not is_drafting(speculation):
         return "none"
+    if speculation.method == "auto":
+        members = [member.method for member in speculation.methods or ()]
+        return f"auto of {', '.join(members)}" if members else "auto"
     names = " then ".join(member.method for member in speculation.methods or (speculation,))
     return f"{names}, K = {speculation.num_speculative_tokens}"
 
