@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.cli.answering import Answer, Interrupts, answer, hide, plural, rate, statistics_parts, write
-from paceline.cli.loading import PatientProgress, banner, is_drafting, load, require_tokenizer
+from paceline.cli.loading import banner, is_drafting, load, measuring_progress, require_tokenizer
 from paceline.cli.main import EXIT_INTERRUPTED
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.params import SamplingParams
@@ -17,7 +17,6 @@ from paceline.drafters.config import SpeculativeConfig
 from paceline.engine.engine import Engine, EngineConfig, RequestOptions
 from paceline.engine.methods import add_method
 from paceline.models.load import LoadedModel
-from paceline.models.progress import terminal_progress
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
 
@@ -62,7 +61,7 @@ def engine_for_one(model: LoadedModel, speculation: SpeculativeConfig, length: i
         tokenizer=model.tokenizer,
     )
     if is_drafting(speculation):
-        add_method(engine, model, speculation, PatientProgress(terminal_progress()))
+        add_method(engine, model, speculation, measuring_progress())
     return engine
 
 

@@ -11,7 +11,7 @@ from paceline.cli.answering import plural
 from paceline.core.params import SamplingParams
 from paceline.drafters.config import SpeculativeConfig
 from paceline.errors import PacelineError
-from paceline.models.home import Progress
+from paceline.models.home import Progress, silent
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.progress import terminal_progress
 from paceline.models.tokenizer import Tokenizer
@@ -52,6 +52,11 @@ class PatientProgress:
             self._what, self._since = what, now
         if now - self._since > 1:
             self._inner(what, done, total)
+
+
+def measuring_progress() -> Progress:
+    """For a person who waits: two seconds are nothing to note in a log."""
+    return PatientProgress(terminal_progress()) if sys.stderr.isatty() else silent
 
 
 class Notices(logging.Formatter):

@@ -6,12 +6,15 @@ with the prediction and correct it, group by group of steps, where the machine h
 
 import math
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from statistics import median
 from typing import Any
 
 DRIFTED = math.log(1.25)  # a table further off than this is scaled
 STEPS_TO_TELL = 32  # so many steps must say so
+ALIKE = 15  # of steps that are alike, and of one method's drafts, the last so many count
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,18 +78,25 @@ class DraftCosts:
         return rounds + self.per_sequence * (sum(depths) - deepest) + self.per_token_behind * behind
 
 
-@dataclass(slots=True)
 class Drift:
-    """How far measured lies from predicted, as a logarithm: a running middle that outliers hardly move."""
+    """How far measured lies from predicted: the median of the last logarithms, which a few slow steps do not move."""
 
-    log_ratio: float = 0.0
-    count: int = 0
+    def __init__(self, window: int) -> None:
+        self.log_ratio = 0.0
+        self._last: deque[float] = deque(maxlen=window)
+
+    @property
+    def count(self) -> int:
+        return len(self._last)
 
     def add(self, log_ratio: float) -> None:
-        self.count += 1
-        weight = max(1 / self.count, 0.05)
-        # One slow step (another process's) says little: it counts as somewhat slow.
-        self.log_ratio += weight * min(max(log_ratio - self.log_ratio, -0.3), 0.3)
+        self._last.append(log_ratio)
+        self.log_ratio = median(self._last)
+
+    def shift(self, by: float) -> None:
+        """What is predicted has changed."""
+        self._last = deque((each + by for each in self._last), self._last.maxlen)
+        self.log_ratio += by
 
 
 @dataclass(slots=True)
@@ -96,18 +106,22 @@ class CostTable:
     target: TargetCosts
     drafts: dict[str, DraftCosts] = field(default_factory=dict)
     per_token: float = 0.0  # verification, text and bookkeeping, of each token that comes out
-    _all: Drift = field(default_factory=Drift)
-    _groups: dict[tuple[int, int], Drift] = field(default_factory=dict)
-    _drafts: dict[str, Drift] = field(default_factory=dict)
-    _num_steps: int = 0
+    _all: Drift = field(default_factory=lambda: Drift(STEPS_TO_TELL), compare=False)
+    _groups: dict[tuple[int, int], Drift] = field(default_factory=dict, compare=False)
+    _drafts: dict[str, Drift] = field(default_factory=dict, compare=False)
 
     def pass_seconds(self, rows: int, sequences: int = 1, context: float = 0.0) -> float:
         """Of a target pass over `rows` rows of so many sequences."""
         own = self._groups.get(_group(rows, sequences))
         everywhere = self._all.log_ratio
-        weight = 0.0 if own is None else own.count / (own.count + 4)
+        weight = 0.0 if own is None else own.count / (own.count + 1)
         correction = everywhere if own is None else everywhere + weight * (own.log_ratio - everywhere)
         return self.target.at(rows, sequences, context) * math.exp(correction)
+
+    def num_seen(self, rows: int, sequences: int) -> int:
+        """Of the last steps that were alike."""
+        own = self._groups.get(_group(rows, sequences))
+        return 0 if own is None else own.count
 
     def draft_costs(self, method: str) -> DraftCosts:
         """Of a method, as it now seems; of one never measured, a pass of the target a node."""
@@ -125,9 +139,8 @@ class CostTable:
             return
         log_ratio = math.log(seconds / self.target.at(rows, sequences, context))
         self._all.add(log_ratio)
-        self._groups.setdefault(_group(rows, sequences), Drift()).add(log_ratio)
-        self._num_steps += 1
-        if self._num_steps >= STEPS_TO_TELL and abs(self._all.log_ratio) > DRIFTED:
+        self._groups.setdefault(_group(rows, sequences), Drift(ALIKE)).add(log_ratio)
+        if self._all.count == STEPS_TO_TELL and abs(self._all.log_ratio) > DRIFTED:
             self._rescale()
 
     def saw_draft(self, method: str, seconds: float, depths: Sequence[int], behind: int) -> None:
@@ -138,7 +151,7 @@ class CostTable:
             known = self.drafts[method] = DraftCosts(seconds / deepest, seconds / deepest)
         predicted = known.at(depths, behind)
         if seconds > 0 and predicted > 0:
-            self._drafts.setdefault(method, Drift()).add(math.log(seconds / predicted))
+            self._drafts.setdefault(method, Drift(ALIKE)).add(math.log(seconds / predicted))
 
     def saw_rest(self, seconds: float, tokens: int) -> None:
         """What a step took besides, for the tokens that came out."""
@@ -164,8 +177,7 @@ class CostTable:
         off = self._all.log_ratio
         self.target = self.target.scaled(math.exp(off))
         for drift in (self._all, *self._groups.values()):
-            drift.log_ratio -= off
-        self._num_steps = 0
+            drift.shift(-off)
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -21,9 +21,11 @@ from paceline.engine.profile import Profile
 from paceline.engine.timing import StepShape, StepTimes
 from paceline.engine.usage import DRAFTS_COST, NOTHING_FOUND, ROWS_COST, SELDOM_RIGHT, Usage
 
+PLAIN = "none"
 IN_STEP = 16  # rows that a method reads as it drafts: only a longer lag is a cost of its own
 HORIZON = 64  # tokens that catching up is spread over at least; later, as many as were generated so far
 MOST_DEPTH = 16  # levels of a tree that chances are kept for
+PLAIN_STEPS = 2  # before anything is drafted, at each number of sequences (by powers of two)
 SAVE_EVERY = 30.0  # seconds
 
 
@@ -57,6 +59,7 @@ class FixedBudgets:
 class _Step:
     """A step in the making."""
 
+    shape: StepShape
     pass_seconds: PassSeconds
     others: int
     drafting: dict[str, DraftCosts]
@@ -109,7 +112,7 @@ class AutoPolicy:
             self._options(sequence, watch, budget, {name: drafts[i] for name, drafts in found.items()}, step)
             for i, (sequence, watch, budget) in enumerate(zip(sequences, watches, budgets, strict=True))
         ]
-        plan = best_plan(options, step.pass_seconds, step.others)
+        plan = self._plan(options, step)
         self._account(plan, options, step)
         picks = self._probed(plan, options, watches, step)
         for i, (watch, pick) in enumerate(zip(watches, picks, strict=True)):
@@ -183,7 +186,7 @@ class AutoPolicy:
             return known[drafted]
 
         drafting = {name: self.costs.draft_costs(name) for name in self._drafting_methods()}
-        return _Step(pass_seconds, max(0, shape.num_turns - count), drafting)
+        return _Step(shape, pass_seconds, max(0, shape.num_turns - count), drafting)
 
     def _drafting_methods(self) -> list[str]:
         return [name for name in self.drafter.by_name if name not in self.drafter.lookups]
@@ -211,6 +214,12 @@ class AutoPolicy:
             options.append(Option(name, chances, costs, behind_s * share))
         return [option for option in options if option.chances]
 
+    def _plan(self, options: Sequence[Sequence[Option]], step: _Step) -> Plan:
+        """The best plan; but what everything is compared with must have been seen here, and not only in a profile."""
+        if self.costs.num_seen(step.shape.num_rows, step.shape.num_sequences) < PLAIN_STEPS:
+            options = [[] for _ in options]
+        return best_plan(options, step.pass_seconds, step.others)
+
     def _account(self, plan: Plan, options: Sequence[Sequence[Option]], step: _Step) -> None:
         self.usage.num_choices += len(plan.picks)
         running = len(plan.picks) + step.others
@@ -225,9 +234,11 @@ class AutoPolicy:
         picks = list(plan.picks)
         used = {pick.option.method for pick in picks if pick.option is not None}
         offered = {option.method for own in options for option in own}
-        method = self.probes.next_due(offered, used)
+        method = self.probes.next_due({*offered, PLAIN}, used or {PLAIN})
         if method is None:
             return picks
+        if method == PLAIN:
+            return self._plainly(plan, step)
         rows = sum(pick.count for pick in picks)
         ways = [(watches[i].behind(method), i, option) for i, own in enumerate(options) for option in own
                 if option.method == method]  # fmt: skip
@@ -243,6 +254,15 @@ class AutoPolicy:
             picks[i] = Pick(option, count)
             self.usage.num_probes += 1
         return picks
+
+    def _plainly(self, plan: Plan, step: _Step) -> list[Pick]:
+        """No picks, if that can be afforded: what plain decoding costs now is what the others are measured by."""
+        without = len(plan.picks) + step.others
+        lost = step.pass_seconds(0) - without / plan.rate
+        if not self.probes.afford(PLAIN, max(0.0, lost)):
+            return list(plan.picks)
+        self.usage.num_probes += 1
+        return [NOTHING] * len(plan.picks)
 
 
 def _kind(method: str, draft: Proposal) -> Kind:
@@ -264,6 +284,3 @@ def _why_not(options: Sequence[Option], count: int, pass_seconds: PassSeconds) -
     rows = (pass_seconds(depth * count) - pass_seconds(0)) / count
     drafting = 0.0 if option.drafting is None else option.drafting.at([depth] * count) / count + option.behind_s
     return ROWS_COST if rows >= drafting else DRAFTS_COST
-
-
-__all__ = ["NOTHING", "AutoPolicy", "FixedBudgets", "StepPolicy"]

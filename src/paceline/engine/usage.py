@@ -63,7 +63,7 @@ class Usage:
         if num_off * 10 >= self.num_choices:
             (running, reason), _ = self.off.most_common(1)[0]
             requests = "1 running request" if running == 1 else f"{running} running requests"
-            line += f"; off at {requests}: {reason}" if num_off < self.num_choices else f": {reason}"
+            line += f"; off at {requests}: {reason}" if parts else f": {reason}"
         return line
 
     def as_json(self) -> dict[str, Any]:
