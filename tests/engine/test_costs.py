@@ -73,7 +73,7 @@ def test_a_slower_machine_is_noticed() -> None:
     assert table.pass_seconds(16, 1, 100) == pytest.approx(6.0, rel=0.05)
     again = CostTable.from_json(table.to_json())
     assert again.pass_seconds(1, 1, 100) == pytest.approx(3.0, rel=0.02)
-    assert abs(table._all.log_ratio) < DRIFTED  # the table itself was scaled
+    assert abs(table._speed.log_ratio) < DRIFTED  # the table itself was scaled
 
 
 def test_one_slow_step_says_little() -> None:
@@ -91,6 +91,17 @@ def test_steps_that_are_unlike_the_others_have_a_correction_of_their_own() -> No
         table.saw_pass(3.0, 16, 1, 100)
     assert table.pass_seconds(1, 1, 100) == pytest.approx(1.0, rel=0.1)
     assert table.pass_seconds(16, 1, 100) == pytest.approx(3.0, rel=0.1)
+
+
+def test_what_has_not_been_seen_for_long_is_slower_on_a_slower_machine() -> None:
+    """Twice the time of drafting steps is no reason to think that plain ones are as fast as ever."""
+    table = CostTable(TARGET)
+    for seconds in [1.0] * 5:
+        table.saw_pass(seconds, 1, 1, 100)
+    for seconds in [3.0] * 40 + [6.0] * 20:
+        table.saw_pass(seconds, 16, 1, 100)
+    assert table.pass_seconds(16, 1, 100) == pytest.approx(6.0, rel=0.1)
+    assert table.pass_seconds(1, 1, 100) == pytest.approx(2.0, rel=0.1)
 
 
 def test_a_method_that_was_never_measured_is_learnt() -> None:

@@ -1,7 +1,7 @@
 """What a step costs, in seconds: the target's pass by rows, sequences and context, and each method's drafting.
 
 `CostTable` predicts. Its figures were measured on this machine (`engine.measure`); the engine's own steps are compared
-with the prediction and correct it, group by group of steps, where the machine has slowed down or warmed up since.
+with the prediction and correct it: the machine's speed as it now is, and group by group how steps compare.
 """
 
 import math
@@ -14,7 +14,8 @@ from typing import Any
 
 DRIFTED = math.log(1.25)  # a table further off than this is scaled
 STEPS_TO_TELL = 32  # so many steps must say so
-ALIKE = 15  # of steps that are alike, and of one method's drafts, the last so many count
+# Windows: the machine's speed changes from one moment to the next, how steps compare with each other hardly does.
+SPEED, SHAPE = 9, 31
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,12 @@ class DraftCosts:
         if not all(math.isfinite(figure) and figure >= 0 for figure in asdict(self).values()):
             raise ValueError("a figure is negative or not finite")
 
+    def scaled(self, factor: float) -> "DraftCosts":
+        """The same method, on a machine that takes `factor` times as long."""
+        return DraftCosts(
+            self.first * factor, self.each * factor, self.per_sequence * factor, self.per_token_behind * factor
+        )
+
     def at(self, depths: Sequence[int], behind: int = 0) -> float:
         """Seconds to draft so many nodes for each of several sequences together."""
         deepest = max(depths, default=0)
@@ -106,17 +113,16 @@ class CostTable:
     target: TargetCosts
     drafts: dict[str, DraftCosts] = field(default_factory=dict)
     per_token: float = 0.0  # verification, text and bookkeeping, of each token that comes out
-    _all: Drift = field(default_factory=lambda: Drift(STEPS_TO_TELL), compare=False)
+    _speed: Drift = field(default_factory=lambda: Drift(SPEED), compare=False)
+    _num_steps: int = field(default=0, compare=False)
     _groups: dict[tuple[int, int], Drift] = field(default_factory=dict, compare=False)
     _drafts: dict[str, Drift] = field(default_factory=dict, compare=False)
 
     def pass_seconds(self, rows: int, sequences: int = 1, context: float = 0.0) -> float:
         """Of a target pass over `rows` rows of so many sequences."""
         own = self._groups.get(_group(rows, sequences))
-        everywhere = self._all.log_ratio
-        weight = 0.0 if own is None else own.count / (own.count + 1)
-        correction = everywhere if own is None else everywhere + weight * (own.log_ratio - everywhere)
-        return self.target.at(rows, sequences, context) * math.exp(correction)
+        shape = 0.0 if own is None else own.log_ratio
+        return self.target.at(rows, sequences, context) * math.exp(self._speed.log_ratio + shape)
 
     def num_seen(self, rows: int, sequences: int) -> int:
         """Of the last steps that were alike."""
@@ -130,17 +136,18 @@ class CostTable:
             alone = self.pass_seconds(1)
             return DraftCosts(alone, alone, alone, alone)
         drift = self._drafts.get(method)
-        factor = 1.0 if drift is None else math.exp(drift.log_ratio)
-        return DraftCosts(*(figure * factor for figure in asdict(known).values()))
+        return known.scaled(math.exp(self._speed.log_ratio + (0.0 if drift is None else drift.log_ratio)))
 
     def saw_pass(self, seconds: float, rows: int, sequences: int, context: float) -> None:
         """A pass took so long."""
         if not seconds > 0:
             return
         log_ratio = math.log(seconds / self.target.at(rows, sequences, context))
-        self._all.add(log_ratio)
-        self._groups.setdefault(_group(rows, sequences), Drift(ALIKE)).add(log_ratio)
-        if self._all.count == STEPS_TO_TELL and abs(self._all.log_ratio) > DRIFTED:
+        own = self._groups.setdefault(_group(rows, sequences), Drift(SHAPE))
+        self._speed.add(log_ratio - own.log_ratio)
+        own.add(log_ratio - self._speed.log_ratio)
+        self._num_steps += 1
+        if self._num_steps >= STEPS_TO_TELL and abs(self._speed.log_ratio) > DRIFTED:
             self._rescale()
 
     def saw_draft(self, method: str, seconds: float, depths: Sequence[int], behind: int) -> None:
@@ -148,10 +155,12 @@ class CostTable:
         known = self.drafts.get(method)
         if known is None:
             deepest = max(1, max(depths, default=1))
-            known = self.drafts[method] = DraftCosts(seconds / deepest, seconds / deepest)
+            each = seconds / deepest / math.exp(self._speed.log_ratio)
+            known = self.drafts[method] = DraftCosts(each, each)
         predicted = known.at(depths, behind)
         if seconds > 0 and predicted > 0:
-            self._drafts.setdefault(method, Drift(ALIKE)).add(math.log(seconds / predicted))
+            drift = self._drafts.setdefault(method, Drift(SHAPE))
+            drift.add(math.log(seconds / predicted) - self._speed.log_ratio)
 
     def saw_rest(self, seconds: float, tokens: int) -> None:
         """What a step took besides, for the tokens that came out."""
@@ -174,14 +183,15 @@ class CostTable:
 
     def _rescale(self) -> None:
         """The whole machine is slower or faster than it was: the table says so from now on, and in the profile."""
-        off = self._all.log_ratio
-        self.target = self.target.scaled(math.exp(off))
-        for drift in (self._all, *self._groups.values()):
-            drift.shift(-off)
+        factor = math.exp(self._speed.log_ratio)
+        self.target = self.target.scaled(factor)
+        self.drafts = {method: costs.scaled(factor) for method, costs in self.drafts.items()}
+        self._speed.shift(-self._speed.log_ratio)
+        self._num_steps = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "target": asdict(self.target.scaled(math.exp(self._all.log_ratio))),
+            "target": asdict(self.target.scaled(math.exp(self._speed.log_ratio))),
             "drafts": {method: asdict(self.draft_costs(method)) for method in self.drafts},
             "per_token": self.per_token,
         }

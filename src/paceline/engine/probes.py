@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 
 SHARE = 0.01  # of all time spent, at most
-FIRST_INTERVAL, LONGEST_INTERVAL = 16, 4096  # steps; doubled with each probe that changes nothing
+FIRST_INTERVAL, LONGEST_INTERVAL = 16, 1024  # steps; doubled with each probe that changes nothing
 
 
 @dataclass(slots=True)
