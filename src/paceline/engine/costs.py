@@ -16,6 +16,7 @@ DRIFTED = math.log(1.25)  # a table further off than this is scaled
 STEPS_TO_TELL = 32  # so many steps must say so
 # Windows: the machine's speed changes from one moment to the next, how steps compare with each other hardly does.
 SPEED, SHAPE = 9, 31
+SETTLED = 2  # steps of a kind after which the next ones tell the speed
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,8 @@ class CostTable:
     def pass_seconds(self, rows: int, sequences: int = 1, context: float = 0.0) -> float:
         """Of a target pass over `rows` rows of so many sequences."""
         own = self._groups.get(_group(rows, sequences))
-        shape = 0.0 if own is None else own.log_ratio
+        # One step may have been an outlier: it is half believed.
+        shape = 0.0 if own is None else own.log_ratio * own.count / (own.count + 1)
         return self.target.at(rows, sequences, context) * math.exp(self._speed.log_ratio + shape)
 
     def num_seen(self, rows: int, sequences: int) -> int:
@@ -144,7 +146,8 @@ class CostTable:
             return
         log_ratio = math.log(seconds / self.target.at(rows, sequences, context))
         own = self._groups.setdefault(_group(rows, sequences), Drift(SHAPE))
-        self._speed.add(log_ratio - own.log_ratio)
+        if own.count >= SETTLED or not self._speed.count:  # how other steps compare is yet to be told from the speed
+            self._speed.add(log_ratio - own.log_ratio)
         own.add(log_ratio - self._speed.log_ratio)
         self._num_steps += 1
         if self._num_steps >= STEPS_TO_TELL and abs(self._speed.log_ratio) > DRIFTED:
