@@ -106,8 +106,9 @@ def test_the_method_changes_nothing_but_the_passes(as_json: Callable[..., Any], 
         ["--method", "suffix,draft_model", "--draft-model", str(tiny_llama_dir)],
         ["--num-draft-tokens", "0"],
         ["--num-draft-tokens", "1"],
+        [],
         ["--draft-model", str(tiny_llama_dir)],
-        ["--draft-model", str(tiny_llama_dir), "--num-draft-tokens", "8"],
+        ["--method", "draft_model", "--draft-model", str(tiny_llama_dir), "--num-draft-tokens", "8"],
     ):
         answer = as_json(*common, *options)
         assert answer["token_ids"] == plain["token_ids"]
@@ -132,7 +133,7 @@ def test_the_object_holds_what_it_should(as_json: Callable[..., Any]) -> None:
     ]
     assert list(answer["usage"]) == ["prompt_tokens", "completion_tokens", "total_tokens"]
     assert list(answer["timings"]) == ["load_s", "prefill_s", "decode_s", "tokens_per_second"]
-    assert list(answer["metrics"]) == ["speculative_decoding"]
+    assert list(answer["metrics"]) == ["speculative_decoding", "auto"]
     assert list(answer["metrics"]["speculative_decoding"]) == [
         "mean_acceptance_length",
         "draft_acceptance_rate",
