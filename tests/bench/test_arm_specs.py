@@ -7,7 +7,6 @@ import pytest
 
 from paceline.bench.specs import PLAIN, Wanted, arm_specs
 from paceline.drafters import registry
-from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.registry import find, names
 from paceline.errors import PacelineError
 
@@ -90,4 +89,4 @@ def test_a_package_that_is_broken_is_left_out(monkeypatch: pytest.MonkeyPatch) -
 
 def test_plain_decoding_is_always_first() -> None:
     specs, _ = arm_specs(Wanted(["suffix"]))
-    assert specs[0].label == PLAIN and specs[0].config == SpeculativeConfig()
+    assert specs[0].label == PLAIN and specs[0].config.method == "none"

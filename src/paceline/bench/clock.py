@@ -27,8 +27,9 @@ class StepClock:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._cuda = engine.target.device.type == "cuda"
-        self._drafting = 0  # depth of calls
-        self._draft_s = self._target_s = 0.0
+        self._inside = False  # a watched call
+        self._spent = {"draft": 0.0, "target": 0.0}  # in the step at hand
+        self._decodes = False  # whether the step at hand yields tokens (whose text may be shown later)
         self._drafted: dict[int, list[Shape]] = {}
         self._costs = StepCosts()
 
@@ -41,12 +42,12 @@ class StepClock:
     def watching(self) -> Iterator[None]:
         """Around some steps: the engine's parts are its own again afterwards."""
         speculation, target = self._engine.speculation, self._engine.target
-        watched: list[tuple[Any, str, Callable[..., Any]]] = [(speculation, name, self._draft) for name in DRAFTING]
-        watched += [(target, name, self._pass) for name in PASSES]
-        watched.append((speculation, "propose", self._note))
+        watched: list[tuple[Any, str, str]] = [(speculation, name, "draft") for name in DRAFTING]
+        watched += [(target, name, "target") for name in PASSES]
         try:
-            for owner, name, timed in watched:
-                setattr(owner, name, timed(getattr(owner, name)))
+            for owner, name, part in watched:
+                setattr(owner, name, self._timed(getattr(owner, name), part))
+            setattr(speculation, "propose", self._noted(speculation.propose))  # noqa: B010 - mypy: a method is no variable
             yield
         finally:
             for owner, name, _ in watched:
@@ -54,16 +55,17 @@ class StepClock:
 
     def step(self) -> list[Update]:
         """A step of the engine, timed."""
-        self._draft_s = self._target_s = 0.0
+        self._spent = {"draft": 0.0, "target": 0.0}
+        self._decodes = False
         start = self.now()
         updates = self._engine.step()
         spent = self.now() - start
         costs = self._costs
-        if any(update.token_ids for update in updates):
+        if self._decodes:
             costs.passes += 1
-            costs.draft_s += self._draft_s
-            costs.target_s += self._target_s
-            costs.rest_s += spent - self._draft_s - self._target_s
+            costs.draft_s += self._spent["draft"]
+            costs.target_s += self._spent["target"]
+            costs.rest_s += spent - sum(self._spent.values())
         else:
             costs.prompt_s += spent
         return updates
@@ -74,35 +76,26 @@ class StepClock:
         self._costs, self._drafted = StepCosts(), {}
         return costs, drafted
 
-    def _draft(self, inner: Callable[..., Any]) -> Callable[..., Any]:
+    def _timed(self, inner: Callable[..., Any], part: str) -> Callable[..., Any]:
+        """Charges the outermost of nested calls."""
+
         def timed(*args: Any, **kwargs: Any) -> Any:
-            start = self.now()
-            self._drafting += 1
+            if self._inside:
+                return inner(*args, **kwargs)
+            start, self._inside = self.now(), True
             try:
                 return inner(*args, **kwargs)
             finally:
-                self._drafting -= 1
-                if not self._drafting:
-                    self._draft_s += self.now() - start
+                self._inside = False
+                self._spent[part] += self.now() - start
 
         return timed
 
-    def _pass(self, inner: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            if self._drafting:
-                return inner(*args, **kwargs)
-            start = self.now()
-            try:
-                return inner(*args, **kwargs)
-            finally:
-                self._target_s += self.now() - start
-
-        return timed
-
-    def _note(self, inner: Callable[..., list[Proposal]]) -> Callable[..., list[Proposal]]:
+    def _noted(self, inner: Callable[..., list[Proposal]]) -> Callable[..., list[Proposal]]:
         """Shapes are kept, to be looked at when nobody is waiting."""
 
         def noted(turns: Sequence[Turn], *rest: Any) -> list[Proposal]:
+            self._decodes = len(turns) > 0
             proposals = inner(turns, *rest)
             for turn, proposal in zip(turns, proposals, strict=True):
                 if proposal.tokens:

@@ -70,8 +70,8 @@ class Run:
         self.build_memory: dict[str, int] = {}  # bytes that an arm took before it began, at most
         self.model, self.specs, self.settings = model, specs, settings
         self._own: list[MethodArm] = []  # of the concurrency at hand, plain decoding first
-        self._peers = list(peers)
-        self._conversations = conversations
+        self.peers = list(peers)
+        self.conversations = conversations
 
     @property
     def labels(self) -> list[str]:
@@ -82,7 +82,7 @@ class Run:
 
     def steps(self, concurrencies: Sequence[int]) -> Iterator[Step]:
         """Measure, yielding after each unit."""
-        plans = {concurrency: blocks(self._conversations, concurrency) for concurrency in concurrencies}
+        plans = {concurrency: blocks(self.conversations, concurrency) for concurrency in concurrencies}
         total = sum(self._num_turns(block) for plan in plans.values() for block in plan)
         for concurrency, plan in plans.items():
             self._own = []  # gives the last ones' memory back first
@@ -95,7 +95,7 @@ class Run:
             self.faults.update({arm.label: arm.num_faults for arm in self._own if arm.num_faults})
 
     def _num_turns(self, block: Block) -> int:
-        return max(len(self._conversations[member].turns) for member in block.members)
+        return max(len(self.conversations[member].turns) for member in block.members)
 
     def _build(self, spec: ArmSpec, concurrency: int) -> MethodArm:
         before = memory.resident()
@@ -108,7 +108,7 @@ class Run:
     def _arms(self, concurrency: int) -> list[Arm]:
         """Ours, and the peers that take so many prompts at once."""
         arms: list[Arm] = [*self._own]
-        for peer in self._peers:
+        for peer in self.peers:
             if peer.most_at_once is None or concurrency <= peer.most_at_once:
                 arms.append(peer)
             else:
@@ -134,7 +134,7 @@ class Run:
                 if result is not None:
                     measured[arm.label] = result
             for member, answer in zip(asked.members, measured[PLAIN].answers, strict=True):
-                user = {"role": "user", "content": self._conversations[member].turns[turn]}
+                user = {"role": "user", "content": self.conversations[member].turns[turn]}
                 said[member] += [user, {"role": "assistant", "content": answer.text}]
             yield Unit(concurrency, number, block.category, asked.members, turn, measured)
         for arm in self._arms(concurrency):
@@ -147,7 +147,7 @@ class Run:
         assert params.max_tokens is not None and params.seed is not None
         members, prompts, chosen = [], [], []
         for member, messages in said.items():
-            conversation = self._conversations[member]
+            conversation = self.conversations[member]
             if turn >= len(conversation.turns) or len(messages) != 2 * turn:
                 continue
             ids = self._encode(messages, conversation.turns[turn])
@@ -181,11 +181,11 @@ class Run:
         try:
             return act(arm)
         except Exception as error:
-            if arm not in self._peers:
+            if arm not in self.peers:
                 raise
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             self.left_out.append(LeftOut(arm.label, f"it failed: {reason}"))
-            self._peers.remove(arm)
+            self.peers.remove(arm)
             return None
 
     def _note(self, text: str) -> None:

@@ -49,7 +49,7 @@ def arm_specs(wanted: Wanted) -> tuple[list[ArmSpec], list[LeftOut]]:
     chosen = wanted.methods
     if chosen is None:
         chosen, left_out = ([], []) if wanted.configs else _ready(wanted)
-    specs = [ArmSpec(PLAIN, SpeculativeConfig())]
+    specs = [ArmSpec(PLAIN, SpeculativeConfig(method="none"))]
     for name in chosen:
         _add(specs, name, SpeculativeConfig.from_dict(_values(name, wanted)))
     for text in wanted.configs:

@@ -100,6 +100,8 @@ def longest(tokenizer: Tokenizer, prompts: PromptSet, args: argparse.Namespace) 
 
 def measure(run: Run, concurrencies: Sequence[int]) -> None:
     """With a word now and then on how far it is."""
+    arms, prompts = len(run.specs) + len(run.peers), len(run.conversations)
+    print(f"measuring {plural(arms, 'arm')} on {plural(prompts, 'prompt')}, after a warm-up", file=sys.stderr)
     progress = Progress()
     for step in run.steps(concurrencies):
         progress.tell(step)

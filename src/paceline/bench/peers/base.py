@@ -69,6 +69,7 @@ class OneAtATime:
 
     def warm_up(self, prompts: Sequence[Sequence[int]], params: Sequence["SamplingParams"]) -> None:
         self.answer(prompts, params)
+        self.forget()
 
     def answer(self, prompts: Sequence[Sequence[int]], params: Sequence["SamplingParams"]) -> "Measured":
         from paceline.bench.answers import Measured
