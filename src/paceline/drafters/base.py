@@ -135,14 +135,8 @@ DrafterFactory = Callable[[SpeculativeConfig, LoadedModel], Drafter]
 
 def create_drafter(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     """The drafter that a configuration names. Raises PacelineError for an unknown method or a foreign option."""
-    method = find(config.method)
-    foreign = sorted(config.options() - method.options)
-    if foreign:
-        raise PacelineError(
-            f"method {config.method!r} does not take {foreign[0]}",
-            hint=f"it takes: {', '.join(sorted(method.options)) or 'no options'}",
-        )
-    module, attribute = method.factory.split(":")
+    config.check_options()
+    module, attribute = find(config.method).factory.split(":")
     factory: DrafterFactory = getattr(importlib.import_module(module), attribute)
     return factory(config, target)
 

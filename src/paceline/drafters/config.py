@@ -289,6 +289,16 @@ class SpeculativeConfig:
         own = {item.name for item in fields(self) if item.name not in common and getattr(self, item.name) is not None}
         return own | set(self.method_options or ())
 
+    def check_options(self) -> None:
+        """Raise PacelineError for an option that the method does not take."""
+        taken = find(self.method).options
+        foreign = sorted(self.options() - taken)
+        if foreign:
+            raise PacelineError(
+                f"method {self.method!r} does not take {foreign[0]}",
+                hint=f"it takes: {', '.join(sorted(taken)) or 'no options'}",
+            )
+
 
 def _foreign_options(method: object) -> frozenset[str]:
     """The options of a method that another package brings."""
