@@ -2,8 +2,8 @@
 
     python bench/acceptance.py [--model smollm2-135m] [--table early_exit copying …]
 
-early_exit: an exit after every layer there is, stopping as by default. always: the same, never stopping before K
-tokens. layer_skip: the default sublayers, and the best found by
+early_exit: an exit after every layer there is, stopping as by default. always (long): the same, never stopping before
+K tokens. layer_skip: the default sublayers, and the best found by
 
     paceline tune layer-skip --prompts bench/tuning_prompts.txt --log bench/results/layer_skip_search-MODEL.jsonl \\
         --num-draft-tokens 4
@@ -47,7 +47,7 @@ def main() -> int:
     names = list(tables(1, None))
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="bf16")
-    parser.add_argument("--table", nargs="+", choices=names, default=names, help="default: all")
+    parser.add_argument("--table", nargs="+", choices=names, default=names[:-1], help="default: all but always")
     parser.add_argument("--first", type=int, help="how many prompts of each set (default: all)")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--threads", type=int, default=1)
@@ -90,7 +90,9 @@ def prompt_sets(model: LoadedModel, first: int | None) -> dict[str, list[list[in
     assert tokenizer is not None
     chat = [tokenizer.apply_chat_template([{"role": "user", "content": text}]) for text in CHAT[:first]]
     raw = {"copying": COPYING, "templates": TEMPLATES}
-    return {"chat": chat} | {name: [tokenizer.encode(text, add_special=True) for text in texts[:first]] for name, texts in raw.items()}
+    return {"chat": chat} | {
+        name: [tokenizer.encode(text, add_special=True) for text in texts[:first]] for name, texts in raw.items()
+    }
 
 
 def run(

@@ -111,14 +111,14 @@ def show(title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         return
     print(f"\n{title}: {rows[0]['prompts']} prompts")
     print(
-        f"{'arm':16} {'passes':>7} {'of plain':>9} {'length':>7} {'rate':>6} {'drafted':>8} {'draft share':>12}  outputs"
+        f"{'arm':16} {'passes':>7} {'of plain':>9} {'length':>7} {'rate':>6} {'drafted':>8} {'draft share':>12} outputs"
     )
     for line in rows:
         rate = "-" if line["acceptance_rate"] is None else f"{line['acceptance_rate']:.2f}"
         share = "-" if line["draft_share"] is None else f"{line['draft_share']:.1%}"
         print(
             f"{line['arm']:16} {line['passes']:7} {line['of_plain']:9.3f} {line['acceptance_length']:7.3f} {rate:>6} "
-            f"{line['drafted_a_pass']:8.2f} {share:>12}  {'identical' if line['identical'] else 'DIFFERENT'}"
+            f"{line['drafted_a_pass']:8.2f} {share:>12} {'identical' if line['identical'] else 'DIFFERENT'}"
         )
 
 

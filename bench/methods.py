@@ -116,7 +116,8 @@ def build(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
 
 def show(rows: Sequence[Mapping[str, Any]]) -> None:
     print(
-        f"{'method':16} {'K':>3} {'tokens/s':>9} {'ratio':>6} {'length':>7} {'rate':>6} {'draft':>6} {'target':>6}  outputs"
+        f"{'method':16} {'K':>3} {'tokens/s':>9} {'ratio':>6} {'length':>7} {'rate':>6} "
+        f"{'draft':>6} {'target':>6}  outputs"
     )
     for row in rows:
         rate = "-" if row["acceptance_rate"] is None else f"{row['acceptance_rate']:.2f}"

@@ -74,7 +74,7 @@ def test_a_batch_counts_what_single_requests_do(model: LoadedModel, config: dict
 def test_a_failing_drafter_is_no_result(model: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its requests are decoded plainly: the counts would look like drafts that are never right."""
     monkeypatch.setattr("paceline.drafters.ngram.NgramDrafter.propose", lambda *_: 1 / 0)
-    with pytest.raises(RuntimeError, match="'ngram'.* failed on 2 requests"):
+    with pytest.raises(RuntimeError, match=r"'ngram'.* failed on 2 requests"):
         measure(model, "a", [[1, 2, 3], [4, 5]], {"method": "ngram"}, 8)
 
 
