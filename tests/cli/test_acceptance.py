@@ -123,19 +123,22 @@ def test_answers_that_repeat_themselves_are_told_from_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "arm", "of_plain", "identical", "good"),
+    ("table", "shares", "identical", "good"),
     [
-        ("copying", "ngram", 0.5, True, True),
-        ("copying", "ngram", 0.51, True, False),
-        ("copying", "suffix", 0.9, True, True),
-        ("repeating", "lookahead", 0.75, True, True),
-        ("repeating", "lookahead", 0.76, True, False),
-        ("others", "lookahead", 0.99, True, True),
-        ("others", "lookahead", 0.4, False, False),
+        ("copying", {"ngram": 0.5, "suffix": 0.9}, True, True),
+        ("copying", {"ngram": 0.51, "suffix": 0.4}, True, False),
+        ("copying", {"ngram": 0.4}, False, False),
+        ("copying", {"suffix": 0.4}, True, False),  # what was not measured is not enough
+        ("repeating", {"lookahead": 0.75, "ngram": 0.9}, True, True),
+        ("repeating", {"lookahead": 0.76}, True, False),
+        ("repeating", {}, True, False),
+        ("others", {"lookahead": 0.99}, True, True),
+        ("others", {"lookahead": 0.4}, False, False),
     ],
 )
-def test_what_must_come_out(table: str, arm: str, of_plain: float, identical: bool, good: bool) -> None:
-    assert verdict({table: [{"arm": arm, "of_plain": of_plain, "identical": identical}]}) is good
+def test_what_must_come_out(table: str, shares: dict[str, float], identical: bool, good: bool) -> None:
+    rows = [{"arm": arm, "of_plain": share, "identical": identical} for arm, share in shares.items()]
+    assert verdict({table: rows}) is good
 
 
 def test_there_is_an_exit_after_every_layer() -> None:
