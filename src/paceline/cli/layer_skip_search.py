@@ -134,6 +134,7 @@ class Workload:
     prompts: Sequence[Sequence[int]]
     max_tokens: int
     num_draft_tokens: int
+    now: Callable[[], float] = time.perf_counter
 
     def run(self, drafter: Drafter) -> tuple[float, float]:
         """Tokens per second, and acceptance length."""
@@ -143,11 +144,11 @@ class Workload:
         for prompt in self.prompts:
             answer = decode(self.target, prompt, params, drafter, self.num_draft_tokens)
             next(answer)
-            start = time.perf_counter()
+            start = self.now()
             for step in answer:
                 steps += 1
                 tokens += len(step.token_ids)
-            seconds += time.perf_counter() - start
+            seconds += self.now() - start
         if not steps:
             raise PacelineError("every answer ends with its first token: nothing can be measured", hint="other prompts")
         return tokens / seconds, tokens / steps
@@ -204,10 +205,12 @@ def tune(args: argparse.Namespace) -> int:
             "prompts": hashlib.sha256(json.dumps([prompts, args.raw]).encode()).hexdigest()[:16],
             "max_tokens": args.max_tokens,
             "num_draft_tokens": args.num_draft_tokens,
+            "clock": "cpu" if args.cpu_time else "wall",
         },
     )
     ids = [encode(model.tokenizer, prompt, args.raw) for prompt in prompts]
-    workload = Workload(model.decoder, ids, args.max_tokens, args.num_draft_tokens)
+    clock = time.process_time if args.cpu_time else time.perf_counter
+    workload = Workload(model.decoder, ids, args.max_tokens, args.num_draft_tokens, clock)
     workload.run(NoDrafter())  # warms up
     plain, _ = workload.run(NoDrafter())
     print(f"plain decoding: {plain:.1f} tokens/s", file=sys.stderr)
