@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from paceline.drafters.registry import METHODS, Method
+from paceline.drafters.registry import METHODS, OF_METHODS, Method
 
 PAGE = Path(__file__).with_name("methods.md")
 BEGIN, END = "<!-- table: python docs/methods_table.py -->\n", "<!-- end of the table -->\n"
@@ -10,7 +10,7 @@ NEEDS = {"nothing": "nothing", "model": "a draft model", "head": "a trained head
 
 
 def row(name: str, method: Method) -> str:
-    options = ["methods"] if name == "composite" else sorted(method.options)
+    options = ["methods"] if name in OF_METHODS else sorted(method.options)
     cells = (
         f"[`{name}`](#{name})",
         method.summary,

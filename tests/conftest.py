@@ -21,6 +21,12 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def profiles(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `auto` keeps from run to run does not leave the tests, and nothing comes in."""
+    monkeypatch.setattr("paceline.engine.profile.home", lambda: tmp_path_factory.getbasetemp())
+
+
 @pytest.fixture(scope="session")
 def tiny_llama_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Hugging Face folder: random Llama, byte-level tokenizer, ChatML template."""

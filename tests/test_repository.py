@@ -101,9 +101,10 @@ def test_the_commands_of_the_readme() -> None:
     """The cheap ones are run; of the others the options are known to the parser."""
     lines = [line for block in blocks("README.md", "sh") for line in block.splitlines() if line]
     assert len(lines) > 5
-    helps = subprocess.run(
-        [sys.executable, "-m", "paceline", "generate", "--help"], capture_output=True, text=True, check=True
-    )
+    helps = {
+        verb: subprocess.run([sys.executable, "-m", "paceline", verb, "--help"], capture_output=True, text=True).stdout
+        for verb in ("generate", "bench")
+    }
     for line in lines:
         if any(part in line for part in CHEAP):
             words = shlex.split(line)
@@ -113,9 +114,9 @@ def test_the_commands_of_the_readme() -> None:
             target = line.split()[1]
             assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.MULTILINE), target
         else:
-            assert "paceline generate" in line
+            verb = line[line.index("paceline ") :].split()[1]
             for option in re.findall(r"(?<= )--?[a-z][\w-]*", line):
-                assert re.search(rf"(?<![\w-]){option}(?![\w-])", helps.stdout), option
+                assert re.search(rf"(?<![\w-]){option}(?![\w-])", helps[verb]), option
 
 
 @pytest.mark.model

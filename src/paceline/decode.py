@@ -14,7 +14,7 @@ from paceline.core.proposal import Proposal, check_proposal
 from paceline.core.rng import CounterNoise, GeneratorDraws, Randomness, draw_seed
 from paceline.core.stopping import cut, token_limit
 from paceline.core.verify import Coupled, Rule
-from paceline.drafters.base import Drafter, check_rule, features, verification_segment
+from paceline.drafters.base import Drafter, check_needs, check_rule, features, verification_segment
 from paceline.errors import PacelineError
 from paceline.models.cache import SequenceCache
 from paceline.models.decoder import Decoder, Segment
@@ -79,6 +79,7 @@ def decode(
     _check(target, prompt_ids, params, num_draft_tokens, max_context, prefill_rows)
     rule = rule or Coupled()
     check_rule(rule, drafter)
+    check_needs(drafter, target.config.num_layers)
     limit = token_limit(len(prompt_ids), params, max_context or target.config.max_context)
     num_draft_tokens = min(num_draft_tokens, limit)
     seed = params.seed if params.seed is not None else draw_seed()
@@ -113,7 +114,9 @@ def decode(
             logits = target.logits(out.hidden)  # [1 + N, V]
             # 4. Verify, and cut what was accepted at the first stop token or at the limit.
             weights = TargetWeights(sampler, proposal, rows_after(logits), stop_ids)
-            verdict = rule.verify(proposal, rule.target_rows(weights), Randomness(sampler.noise, draws))
+            verdict = weights.decided(
+                rule.verify(proposal, rule.target_rows(weights), Randomness(sampler.noise, draws))
+            )
             tokens, finish_reason = cut(verdict.tokens(proposal), left, stop_ids)
             # 5. Commit the rows of the tokens kept; the newest token has none yet.
             path = [0, *(node + 1 for node in verdict.path)][: len(tokens)]

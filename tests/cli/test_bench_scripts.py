@@ -66,12 +66,16 @@ def test_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_method_is_measured(tiny_llama_dir: Path) -> None:
-    """On a tiny model; those that need a model or a head are left out by name."""
+    """On a tiny model; those that need a head are left out by name."""
     arguments = ["--model", str(tiny_llama_dir), "--first", "1", "--tokens", "12"]
     result = subprocess.run([sys.executable, str(BENCH / "methods.py"), *arguments], capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     rows = {row["method"]: row for row in json.loads(result.stdout.splitlines()[-1])["rows"]}
     left_out = {line.split()[0] for line in result.stderr.splitlines() if "left out" in line}
-    assert rows.keys() | left_out == set(names()) and left_out == {n for n in names() if find(n).needs_model}
+    assert rows.keys() | left_out == set(names()) and left_out == {n for n in names() if find(n).needs == "head"}
     assert all(row["identical"] for row in rows.values())
     assert rows["none"]["ratio"] == rows["none"]["acceptance_length"] == 1
+    for name, row in rows.items():
+        assert 0 < row["target_share"] < row["target_share"] + row["draft_share"] < 1, name
+        drafts_with_model = name in ("draft_model", "composite")
+        assert (row["model"] is not None) == drafts_with_model

@@ -106,8 +106,9 @@ def test_the_method_changes_nothing_but_the_passes(as_json: Callable[..., Any], 
         ["--method", "suffix,draft_model", "--draft-model", str(tiny_llama_dir)],
         ["--num-draft-tokens", "0"],
         ["--num-draft-tokens", "1"],
+        [],
         ["--draft-model", str(tiny_llama_dir)],
-        ["--draft-model", str(tiny_llama_dir), "--num-draft-tokens", "8"],
+        ["--method", "draft_model", "--draft-model", str(tiny_llama_dir), "--num-draft-tokens", "8"],
     ):
         answer = as_json(*common, *options)
         assert answer["token_ids"] == plain["token_ids"]
@@ -132,7 +133,7 @@ def test_the_object_holds_what_it_should(as_json: Callable[..., Any]) -> None:
     ]
     assert list(answer["usage"]) == ["prompt_tokens", "completion_tokens", "total_tokens"]
     assert list(answer["timings"]) == ["load_s", "prefill_s", "decode_s", "tokens_per_second"]
-    assert list(answer["metrics"]) == ["speculative_decoding"]
+    assert list(answer["metrics"]) == ["speculative_decoding", "auto"]
     assert list(answer["metrics"]["speculative_decoding"]) == [
         "mean_acceptance_length",
         "draft_acceptance_rate",
@@ -214,6 +215,8 @@ def test_statistics(generate: Callable[..., Any], tiny_llama_dir: Path) -> None:
         "0",
         "--max-tokens",
         "10",
+        "--method",
+        "draft_model",
         "--draft-model",
         str(tiny_llama_dir),
         "-k",
@@ -344,7 +347,8 @@ def test_greedy_unless_something_asks_for_sampling(as_json: Callable[..., Any], 
 @pytest.mark.parametrize("rule", ["standard", "block"])
 def test_a_rule_is_used(rule: str, as_json: Callable[..., Any], tiny_llama_dir: Path) -> None:
     """The target as its own drafter, sampled with chance of its own: all is accepted, and other tokens come out."""
-    common = (TEXT, "--seed", "8", "--max-tokens", "24", "--ignore-eos", "--draft-model", str(tiny_llama_dir))
+    common = (TEXT, "--seed", "8", "--max-tokens", "24", "--ignore-eos", "--method", "draft_model")
+    common += ("--draft-model", str(tiny_llama_dir))
     answer, coupled = as_json(*common, "--rule", rule), as_json(*common, "--rule", "coupled")
     assert coupled["token_ids"] == as_json(*common)["token_ids"]
     assert answer["token_ids"] != coupled["token_ids"]

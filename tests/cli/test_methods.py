@@ -4,8 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from drafters import head_files
 from drafters.test_add_a_drafter import install
+from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
 from paceline.cli import main as cli
@@ -92,6 +94,38 @@ def test_another_vocabulary_does_not_fit(
     head_files.eagle(embed[:100], output[:100]).write(tmp_path / "heads")
     eagle = listed(capsys, str(tiny_llama_dir), "--heads", str(tmp_path / "heads"))["eagle"]
     assert eagle["misfits"][0]["why"] == f"its vocabulary is 100, the target's {len(embed)}"
+
+
+def test_a_medusa_heads_vocabulary_is_looked_at(
+    tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = AutoModelForCausalLM.from_pretrained(tiny_llama_dir).get_output_embeddings().weight.detach()
+    head_files.medusa(torch.cat((output, output)), "original").write(tmp_path / "heads")
+    medusa = listed(capsys, str(tiny_llama_dir), "--heads", str(tmp_path / "heads"))["medusa"]
+    assert medusa["misfits"][0]["why"] == f"its vocabulary is {2 * len(output)}, the target's {len(output)}"
+
+
+def test_whatever_lies_in_the_cache_stops_nothing(
+    tiny_llama_dir: Path, empty_hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Files of other tools: pickles with code, empty ones, pickles of other things, indices that are none."""
+
+    def place(name: str) -> Path:
+        folder = empty_hub_cache / f"models--o--{name}/snapshots/abc"
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        return folder
+
+    torch.save({"0.0.linear.weight": Path("code")}, place("code") / "pytorch_model.bin")
+    torch.save([torch.ones(1)], place("list") / "pytorch_model.bin")
+    torch.save({0: torch.ones(1)}, place("numbers") / "pytorch_model.bin")
+    (place("empty") / "pytorch_model.bin").write_bytes(b"")
+    (place("cut") / "pytorch_model.bin").write_bytes(b"\x80\x02\x8a\nl")
+    (place("index") / "model.safetensors.index.json").write_text("[]")
+    (place("map") / "model.safetensors.index.json").write_text('{"weight_map": 3}')
+    save_file({"0.0.linear.weight": torch.tensor(1.0)}, place("number") / "model.safetensors")
+    methods = listed(capsys, str(tiny_llama_dir))
+    assert methods["medusa"]["heads"] == [] and len(methods["medusa"]["misfits"]) == 1
 
 
 def test_a_method_that_does_not_load_is_shown_as_such(

@@ -6,12 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.layer_skip_search import Log, Skips, Trial, read_prompts, search
+from paceline.cli.layer_skip_search import Log, Skips, Trial, Workload, read_prompts, search
 from paceline.cli.main import main
+from paceline.core.params import SamplingParams
+from paceline.decode import decode
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.layer_skip import default_skips
+from paceline.drafters.none import NoDrafter
 from paceline.errors import PacelineError
+from paceline.models.load import load_model
 
+GREEDY = SamplingParams(temperature=0, max_tokens=9)
 BEST = Skips((1, 3, 4), (0, 4))
 
 
@@ -67,6 +72,25 @@ def test_the_log_is_read_again_even_with_a_line_cut_off(tmp_path: Path) -> None:
         Log(path, about)
 
 
+@pytest.mark.parametrize("text", ["no json", "first\nlast without an end", '{"model": "other"}\n{"cut', "\xff"])
+def test_what_is_no_log_of_the_search_is_left_as_it_is(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(PacelineError):
+        Log(path, {"model": "m"})
+    assert path.read_bytes() == text.encode("latin-1")
+
+
+def test_the_first_step_is_not_timed_and_the_clock_is_the_one_given(tiny_llama_dir: Path) -> None:
+    ticks = iter(range(100))
+    target = load_model(str(tiny_llama_dir), dtype="fp32").decoder
+    workload = Workload(target, [[1, 2, 3], [4, 5]], 9, 3, now=lambda: next(ticks))
+    tokens_per_second, length = workload.run(NoDrafter())
+    answers = [[t for s in decode(target, p, GREEDY, NoDrafter(), 0) for t in s.token_ids] for p in workload.prompts]
+    assert tokens_per_second == sum(len(answer) - 1 for answer in answers) / 2  # a tick an answer
+    assert length == 1
+
+
 def test_prompts_are_read_from_text_and_json_lines(tmp_path: Path) -> None:
     text, lines = tmp_path / "a.txt", tmp_path / "a.jsonl"
     text.write_text("one\n\ntwo\nthree\n")
@@ -77,6 +101,11 @@ def test_prompts_are_read_from_text_and_json_lines(tmp_path: Path) -> None:
         lines.write_text(bad + "\n")
         with pytest.raises(PacelineError, match=message):
             read_prompts(lines, 9)
+    lines.write_text('{"prompt": "one\u2028two"}\n', encoding="utf-8")  # a line's end to `splitlines`, none to JSON
+    assert read_prompts(lines, 9) == ["one\u2028two"]
+    text.write_bytes(b"caf\xe9\n")
+    with pytest.raises(PacelineError, match="is not text in UTF-8"):
+        read_prompts(text, 9)
     text.write_text("\n")
     with pytest.raises(PacelineError, match="holds no prompts"):
         read_prompts(text, 9)
@@ -102,4 +131,7 @@ def test_the_command(tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.Captur
     command[command.index("8")] = "9"
     assert main([*command, "3"]) == 1
     assert "max_tokens is 8 there and 9 here" in capsys.readouterr().err
+    command[command.index("9")] = "8"
+    assert main([*command, "3", "--cpu-time"]) == 1
+    assert "clock is wall there and cpu here" in capsys.readouterr().err
     assert os.listdir(tmp_path)  # nothing else is touched

@@ -21,6 +21,7 @@ from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.draft_model import DraftModelDrafter, first_difference
 from paceline.drafters.none import NoDrafter
 from paceline.errors import PacelineError
+from paceline.models.cache import CacheFull
 from paceline.models.decoder import Segment
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
@@ -71,6 +72,16 @@ def test_it_catches_up_after_any_acceptance() -> None:
     assert list(proposal.tokens) == greedy(request.token_ids, 4)
     drafter.release(request)
     assert drafter.pool.blocks_in_use == 0
+
+
+def test_a_draft_that_has_no_room_draws_nothing() -> None:
+    """What is drawn must be proposed: whether there is room may hang on which tokens were drawn."""
+
+    class Silent(Request):
+        draft_sampler = None  # type: ignore[assignment]
+
+    with pytest.raises(CacheFull):
+        DraftModelDrafter(TARGET, 64).propose([Silent(tiny.prompt(64), 1)], [3])
 
 
 def test_snapshots_and_forks_carry_the_cache_along() -> None:

@@ -17,8 +17,10 @@ from drafters.head_files import (
 )
 
 from paceline.core.tree_shapes import EAGLE_TREE, DynamicTree, StaticTree, TreeShape
-from paceline.drafters.eagle import EagleDrafter, FeatureRows
+from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.eagle import EagleDrafter, FeatureRows, _tree
 from paceline.errors import PacelineError
+from paceline.models.cache import CacheFull
 from paceline.models.eagle_checkpoint import load_eagle, load_eagle3
 from paceline.models.heads import FeatureHead
 
@@ -258,6 +260,63 @@ REFUSALS = {
         edited(SPECULATORS, {"speculators_model_type": "dflash"}),
         "speculators_model_type is 'dflash', not 'eagle3'",
     ),
+    "another vocabulary": (
+        "eagle",
+        eagle(EMBED[:100], OUTPUT),
+        "embed_tokens.weight is of 100 tokens, the target's vocabulary has 256",
+    ),
+    "another vocabulary, of t2d": (
+        "eagle3",
+        edited(NATIVE, t2d=torch.cat((NATIVE.tensors["t2d"], torch.zeros(700, dtype=torch.bool)))),
+        "t2d is of 956 tokens, the target's vocabulary has 256",
+    ),
+    "another vocabulary, of the config": (
+        "eagle3",
+        edited(FORMATS["EAGLE-3, whole vocabulary"][1], {"vocab_size": 1000}),
+        "vocab_size is of 1000 tokens, the target's vocabulary has 256",
+    ),
+    "another vocabulary, of its own output layer": (
+        "eagle",
+        edited(EAGLE1, **{"lm_head.weight": torch.zeros(100, 64)}),
+        "lm_head.weight is of 100 tokens, the target's vocabulary has 256",
+    ),
+    "a layer with other norms": (
+        "eagle",
+        edited(EAGLE1, {"model_type": "gemma3_text", "hidden_act": "gelu_pytorch_tanh"}),
+        "the head's layer is of model type 'gemma3_text'",
+    ),
+    "no description of the layer": (
+        "eagle3",
+        edited(SPECULATORS, {"transformer_layer_config": ["llama"]}),
+        "config.json has no transformer_layer_config",
+    ),
+    "layers that are no numbers": (
+        "eagle3",
+        edited(SPECULATORS, {"eagle_aux_hidden_state_layer_ids": ["1", "3", "5"]}),
+        "eagle_aux_hidden_state_layer_ids is ['1', '3', '5'], which is no list of layers",
+    ),
+    "layers that are no list": (
+        "eagle3",
+        edited(NATIVE, {"eagle_config": {"eagle_aux_hidden_state_layer_ids": 3}}),
+        "eagle_aux_hidden_state_layer_ids is 3, which is no list of layers",
+    ),
+    "an eagle_config that is none": ("eagle3", edited(NATIVE, {"eagle_config": [1]}), "eagle_config [1], which is no"),
+    "a flag that is none": (
+        "eagle3",
+        edited(SPECULATORS, {"norm_before_residual": "false"}),
+        "says norm_before_residual 'false', which is neither true nor false",
+    ),
+    "whole numbers as weights": (
+        "eagle3",
+        edited(NATIVE, **{"fc.weight": torch.ones(64, 192, dtype=torch.int8)}),
+        "fc.weight is of type torch.int8: quantised heads are not supported",
+    ),
+    "a lone number": ("eagle3", edited(NATIVE, **{"fc.weight": torch.tensor(1.0)}), "fc.weight reads 0 values"),
+    "a lone number as a vocabulary": (
+        "eagle3",
+        edited(NATIVE, **{"embed_tokens.weight": torch.tensor(1.0)}),
+        "embed_tokens.weight is of 0 tokens",
+    ),
     "an impossible config": (
         "eagle",
         edited(EAGLE1, {"hidden_act": "relu"}),
@@ -291,3 +350,66 @@ def test_the_layers_may_be_named_outright(tmp_path: Path) -> None:
     head = SPECULATORS.write(tmp_path)
     assert load_eagle3(str(head), TARGET).hidden_layers == (0, 2, 4)
     assert load_eagle3(str(head), TARGET, aux_layers=(1, 3, 6)).hidden_layers == (1, 3, 6)
+
+
+def drafted_logits(method: str, head: Head, folder: Path) -> torch.Tensor:
+    drafter = EagleDrafter(method, load(method, head, folder), TREES["chain"])
+    following = Following(drafter, tiny.prompt(9))
+    following.observe()
+    drafter.propose([following.request], [1])
+    return following.request.noted[()]
+
+
+def test_an_output_layer_of_its_own_is_used(tmp_path: Path) -> None:
+    own = edited(EAGLE1, **{"lm_head.weight": 2 * OUTPUT})
+    expected = 2 * drafted_logits("eagle", EAGLE1, tmp_path / "shared")
+    torch.testing.assert_close(drafted_logits("eagle", own, tmp_path / "own"), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows", [240, 280])
+def test_paddings_may_differ(rows: int, tmp_path: Path) -> None:
+    embed = torch.cat((EAGLE1.tensors["embed_tokens.weight"], torch.zeros(24, 64).double()))[:rows]
+    padded = edited(EAGLE1, **{"embed_tokens.weight": embed})
+    head = load("eagle", padded, tmp_path)
+    drafter = EagleDrafter("eagle", head, TREES["chain"])
+    following = Following(drafter, [token % 240 for token in tiny.prompt(20)])
+    following.observe()
+    following.check(EAGLE1, 1)
+    following.request.token_ids = [*following.request.token_ids, 250]  # more than there are rows: any stand-in will do
+    following.observe()
+    assert len(drafter.propose([following.request], [3])[0]) == 3
+
+
+def test_a_window_of_the_heads_own_layer_is_kept(tmp_path: Path) -> None:
+    config = FORMATS["speculators, Qwen 3"][1].config["transformer_layer_config"]
+    assert isinstance(config, dict)
+    sliding = {**config, "layer_types": ["sliding_attention"], "sliding_window": 8, "use_sliding_window": True}
+    of_the_target = {**sliding, "layer_types": ["sliding_attention"] * NUM_LAYERS, "max_window_layers": 3}
+    for described, window in ((sliding, 8), (of_the_target, None)):
+        head = edited(FORMATS["speculators, Qwen 3"][1], {"transformer_layer_config": described})
+        assert load("eagle3", head, tmp_path).layer.window == window
+
+
+def test_a_chain_is_as_long_as_a_step_allows() -> None:
+    """A request, or a later setting, may ask for another K than the first one."""
+    for method, tree in (("eagle", None), ("eagle", "chain"), ("medusa", "chain")):
+        config = SpeculativeConfig(method, 2, model="x", speculative_token_tree=tree)
+        shape = _tree(config) if tree is None else config.tree(EAGLE_TREE)
+        assert isinstance(shape, StaticTree)
+        assert shape.first(7) == StaticTree.chain(7)
+
+
+@pytest.mark.parametrize("tree", TREES.values(), ids=TREES)
+def test_a_draft_that_has_no_room_draws_nothing(tree: TreeShape, tmp_path: Path) -> None:
+    """What is drawn must be proposed: whether there is room may hang on which tokens were drawn."""
+    drafter = EagleDrafter("eagle", load("eagle", EAGLE1, tmp_path), tree, 64)
+    following = Following(drafter, tiny.prompt(65))  # its rows fill a block
+    following.observe()
+    with pytest.raises(CacheFull):
+        drafter.propose([following.request], [4])
+    assert not following.request.noted
+    drafter.pool = drafter.head.layer.new_pool(128)
+    drafter.restore(following.request, None, 0)
+    following.observed = 0
+    following.observe()
+    following.check(EAGLE1, 4)

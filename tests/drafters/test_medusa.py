@@ -10,10 +10,12 @@ from drafters.head_files import Medusa, medusa, write
 
 from paceline.core.tree_shapes import MEDUSA_TREE, StaticTree
 from paceline.drafters.base import Features
-from paceline.drafters.medusa import MedusaDrafter
+from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.medusa import MedusaDrafter, create
 from paceline.errors import PacelineError
 from paceline.models.head_checkpoint import load_medusa
 
+VLLM = "model.safetensors"
 FORMATS = {
     "type A, .pt": medusa(OUTPUT, "original"),
     "type A, three blocks": medusa(OUTPUT, "original", heads=3, blocks=3),
@@ -104,6 +106,42 @@ REFUSALS = {
         changed(FORMATS["type A, .pt"], **{"2.1.weight": None}),
         "head 2 of 4 lacks its blocks or its output layer",
     ),
+    "another vocabulary, larger": (
+        medusa(torch.zeros(2000, 64), "original"),
+        "the heads' output layer is of 2000 tokens, the target's vocabulary has 256",
+    ),
+    "another vocabulary, of the config": (
+        Medusa({**FORMATS["vLLM"].config, "vocab_size": 900}, FORMATS["vLLM"].tensors, FORMATS["vLLM"].logits, VLLM),
+        "vocab_size is of 900 tokens, the target's vocabulary has 256",
+    ),
+    "a map of another output layer": (
+        changed(FORMATS["vLLM, reduced vocabulary"], **{"lm_heads.1.weight": torch.zeros(50, 64)}),
+        "token_map names 60 of the target's 256 tokens, a head's output layer has 50 rows",
+    ),
+    "a map without output layers": (
+        changed(FORMATS["type B, .safetensors"], token_map=torch.arange(60)),
+        "token_map names 60 of the target's 256 tokens, a head's output layer has 0 rows",
+    ),
+    "an output layer without a head": (
+        changed(FORMATS["type A, .pt"], **{"4.1.weight": torch.zeros(256, 64)}),
+        "head 4 of 5 lacks its blocks or its output layer",
+    ),
+    "two output layers": (
+        changed(FORMATS["type A, .pt"], **{"1.2.weight": torch.zeros(256, 64)}),
+        "1.2.weight is a second output layer of head 1",
+    ),
+    "a bias without a weight": (
+        changed(FORMATS["type A, three blocks"], **{"1.1.linear.weight": None}),
+        "head 1 lacks the weight of its block 1",
+    ),
+    "a block missing": (
+        changed(FORMATS["type A, three blocks"], **{"1.0.linear.weight": None, "1.0.linear.bias": None}),
+        "head 1 lacks the weight of its block 0",
+    ),
+    "a lone number": (
+        changed(FORMATS["vLLM"], **{"blocks.0.layers.0.weight": torch.tensor(1.0)}),
+        "blocks.0.layers.0.weight is 0, the target's hidden size is 64",
+    ),
     "a tensor that nobody uses": (
         changed(FORMATS["vLLM"], surplus=torch.zeros(3)),
         "tensor surplus has no place in Medusa heads",
@@ -116,6 +154,34 @@ def test_heads_that_do_not_fit_are_refused(head: Medusa, message: str, tmp_path:
     with pytest.raises(PacelineError) as error:
         load_medusa(str(head.write(tmp_path)), TARGET)
     assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_output_layers_of_their_own_go_before_a_shared_one(tmp_path: Path) -> None:
+    """vLLM reads `lm_head` where its config says original_lm_head, or where there is nothing else."""
+    own, shared = FORMATS["vLLM"], torch.zeros(256, 64)
+    hidden = torch.randn(1, 64, generator=torch.Generator().manual_seed(1)).double()
+    both = changed(own, **{"lm_head.weight": shared})
+    heads = load_medusa(str(both.write(tmp_path / "own")), TARGET)
+    torch.testing.assert_close(heads.logits(1, hidden)[0], own.logits(hidden[0])[1], rtol=1e-5, atol=1e-5)
+    both.config = {**both.config, "original_lm_head": True}
+    heads = load_medusa(str(both.write(tmp_path / "shared")), TARGET)
+    assert not heads.logits(1, hidden).any()
+
+
+def test_a_tree_of_ones_own_must_have_heads_enough(tmp_path: Path) -> None:
+    path = str(FORMATS["vLLM"].write(tmp_path))  # four heads
+
+    class Target:
+        decoder = TARGET
+
+    for tree in ([[0], [0, 0], [1]], "static", "chain", "dynamic"):
+        config = SpeculativeConfig("medusa", model=path, speculative_token_tree=tree)  # type: ignore[arg-type]
+        create(config, Target())  # type: ignore[arg-type]
+    deep = [[0] * depth for depth in range(1, 6)]
+    config = SpeculativeConfig.from_dict({"method": "medusa", "model": path, "speculative_token_tree": deep})
+    with pytest.raises(PacelineError, match=r"has paths of more tokens than .* has heads, 4"):
+        create(config, Target())  # type: ignore[arg-type]
 
 
 def test_pickles_that_could_run_code_are_not_loaded(tmp_path: Path) -> None:

@@ -88,6 +88,13 @@ def test_the_shape_equals_an_exhaustive_search() -> None:
         assert sum(reach) == pytest.approx(-sum(values[:size]))
 
 
+def test_more_successors_than_there_are_tokens() -> None:
+    target, prompt = tiny.tiny_decoder("llama", vocab_size=16), tiny.prompt(20, vocab_size=16)
+    steps = list(decode(target, prompt, GREEDY, TokenRecyclingDrafter(40), 24))
+    assert [token for step in steps for token in step.token_ids] == plain(target, prompt, GREEDY)
+    assert any(step.num_accepted_tokens for step in steps)
+
+
 def test_configured_as_asked() -> None:
     config = SpeculativeConfig.from_dict({"method": "token_recycling", "recycled_successors": 4})
     assert config.num_speculative_tokens == 24

@@ -12,6 +12,7 @@ from engine.toy_tokenizer import toy_tokenizer
 
 from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal
+from paceline.decode import decode
 from paceline.drafters.base import NOTHING, Features, Needs, SequenceView
 from paceline.drafters.composite import CompositeDrafter, Member
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -221,6 +222,19 @@ def test_exits_at_different_layers_are_refused(target: Decoder) -> None:
     one.needs, other.needs = Needs(early_layer=1), Needs(early_layer=2)
     with pytest.raises(PacelineError, match="'other' exits at layer 2 and 'one' at layer 1"):
         make_engine(target, {"one": one, "plain": NgramDrafter(), "other": other})
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [Needs(hidden_layers=(0, 99)), Needs(hidden_layers=(-2,)), Needs(early_layer=99), Needs(early_layer=0)],
+)
+def test_layers_that_the_target_lacks_are_refused_at_once(target: Decoder, needs: Needs) -> None:
+    drafter = NgramDrafter()
+    drafter.needs = needs
+    with pytest.raises(PacelineError, match=f"the target has {target.config.num_layers} layers"):
+        make_engine(target, {"it": drafter})
+    with pytest.raises(PacelineError, match="method 'ngram' needs the hidden states of layer"):
+        next(decode(target, [1, 2, 3], SamplingParams(max_tokens=2), drafter))
 
 
 def test_a_rule_that_cannot_take_a_methods_drafts_is_refused_at_once(target: Decoder) -> None:

@@ -93,3 +93,26 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     index = folder(tmp_path / "index")
     (index / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "gone.safetensors"}}))
     assert "gone.safetensors cannot be read" in refused(index)
+
+    for number, text in enumerate(("{", "[1]", '{"weight_map": ["a"]}', '{"weight_map": {}}')):
+        strange = folder(tmp_path / f"index{number}")
+        (strange / "model.safetensors.index.json").write_text(text)
+        assert "model.safetensors.index.json" in refused(strange)
+
+    pointer = folder(tmp_path / "pointer")
+    (pointer / "pytorch_model.bin").write_text("version https://git-lfs.github.com/spec/v1\n")
+    assert "pytorch_model.bin cannot be read: torch.save has not written it" in refused(pointer)
+
+    empty = folder(tmp_path / "empty_pickle")
+    (empty / "pytorch_model.bin").write_bytes(b"")
+    assert "pytorch_model.bin cannot be read" in refused(empty)
+
+    numbered = folder(tmp_path / "numbered")
+    torch.save({0: torch.ones(1)}, numbered / "pytorch_model.bin")
+    assert "does not hold tensors by name" in refused(numbered)
+
+
+@pytest.mark.parametrize("archive", [True, False])
+def test_pickles_of_old_and_new_are_read(archive: bool, tmp_path: Path) -> None:
+    torch.save(ONE, folder(tmp_path) / "pytorch_model.bin", _use_new_zipfile_serialization=archive)
+    assert names(tmp_path) == ["a"]

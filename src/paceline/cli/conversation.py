@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from paceline.cli.answering import Answer, Interrupts, answer, plural, statistics_parts, write
-from paceline.cli.loading import PatientProgress, banner, is_drafting, load, method_name, require_tokenizer
+from paceline.cli.loading import banner, is_drafting, load, measuring_progress, method_name, require_tokenizer
 from paceline.cli.main import report, show_traceback
 from paceline.cli.options import check_method, check_num_draft_tokens, in_option_names, needed_model
 from paceline.core.params import SamplingParams
@@ -18,7 +18,6 @@ from paceline.engine.engine import RequestOptions
 from paceline.engine.llm import LLM
 from paceline.engine.statistics import SpeculationStatistics
 from paceline.errors import PacelineError
-from paceline.models.progress import terminal_progress
 
 HELP = {
     "/stats": "how the last answer and the whole chat went",
@@ -47,7 +46,7 @@ def open_chat(args: argparse.Namespace, params: SamplingParams, speculation: Spe
             f"model {model.name} has no chat template, so it cannot chat",
             hint="`paceline generate --raw` completes a prompt without one",
         )
-    llm = LLM(model, speculation, max_num_seqs=1, progress=PatientProgress(terminal_progress()))
+    llm = LLM(model, speculation, max_num_seqs=1, progress=measuring_progress())
     params = replace(params, seed=draw_seed() if params.seed is None else params.seed)
     context = f"context: {plural(llm.engine.config.max_model_len, 'token')}"
     for line in (*model.notes, f"{banner(model, speculation, params)} · {context}"):
@@ -155,6 +154,9 @@ class Chat:
             return
         print(f"last answer: {describe(self._turns[-1:])}", file=sys.stderr)
         print(f"whole chat: {plural(len(self._turns), 'answer')} · {describe(self._turns)}", file=sys.stderr)
+        report = self._llm.policy_report() if self._speculation.method == "auto" else None
+        if report is not None:
+            print(f"auto: {report['summary']}", file=sys.stderr)
 
     def _method(self, words: Sequence[str]) -> None:
         if not words:
@@ -186,6 +188,8 @@ class Chat:
                 raise PacelineError(
                     f"method {method} needs {needed_model(method)}", hint="begin with paceline chat --draft-model NAME"
                 )
+            values["model"] = self._draft_model
+        elif method == "auto" and self._draft_model is not None:
             values["model"] = self._draft_model
         return SpeculativeConfig.from_dict(values)
 

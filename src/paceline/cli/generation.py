@@ -7,15 +7,15 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.cli.answering import Answer, Interrupts, answer, hide, plural, rate, statistics_parts, write
-from paceline.cli.loading import banner, is_drafting, load, require_tokenizer
+from paceline.cli.loading import banner, is_drafting, load, measuring_progress, require_tokenizer
 from paceline.cli.main import EXIT_INTERRUPTED
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.params import SamplingParams
 from paceline.core.rng import draw_seed
 from paceline.core.stopping import token_limit
-from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
 from paceline.engine.engine import Engine, EngineConfig, RequestOptions
+from paceline.engine.methods import add_method
 from paceline.models.load import LoadedModel
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
@@ -37,12 +37,14 @@ def generate(args: argparse.Namespace, prompt: str, params: SamplingParams, spec
     with Interrupts() as interrupts:
         done = answer(engine, prompt_ids, params, options, hide if args.json else write, interrupts)
     if args.json:
-        print(json.dumps(as_json(done, model, tokenizer)))
+        print(json.dumps(as_json(done, model, tokenizer, engine.policy.report())))
     else:
         print(flush=True)
     if args.stats:
         parts = statistics_parts(done.num_tokens, done.decode_s, done.completion.speculation, is_drafting(speculation))
         print(" · ".join((*parts, done.finish_reason)), file=sys.stderr)
+        if (report := engine.policy.report()) is not None:
+            print(f"auto: {report['summary']}", file=sys.stderr)
     if done.interrupted:
         print(f"interrupted after {plural(done.num_tokens, 'token')}", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -52,15 +54,15 @@ def generate(args: argparse.Namespace, prompt: str, params: SamplingParams, spec
 def engine_for_one(model: LoadedModel, speculation: SpeculativeConfig, length: int) -> Engine:
     """An engine with room for one request of `length` tokens and its drafts."""
     count = speculation.num_speculative_tokens
-    drafters = {speculation.method: create_drafter(speculation, model)} if is_drafting(speculation) else {}
-    return Engine(
+    engine = Engine(
         model.decoder,
         EngineConfig(max_model_len=length, num_kv_blocks=-(-(length + count) // BLOCK), max_num_seqs=1),
-        drafters,
-        method=speculation.method if drafters else "none",
-        num_draft_tokens=count,
+        method=speculation.method if is_drafting(speculation) else "none",
         tokenizer=model.tokenizer,
     )
+    if is_drafting(speculation):
+        add_method(engine, model, speculation, measuring_progress())
+    return engine
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: str, system: str | None, raw: bool) -> list[int]:
@@ -70,7 +72,7 @@ def encode_prompt(tokenizer: Tokenizer, prompt: str, system: str | None, raw: bo
     return tokenizer.apply_chat_template([*messages, {"role": "user", "content": prompt}])
 
 
-def as_json(done: Answer, model: LoadedModel, tokenizer: Tokenizer) -> dict[str, Any]:
+def as_json(done: Answer, model: LoadedModel, tokenizer: Tokenizer, policy: dict[str, Any] | None) -> dict[str, Any]:
     completion, usage = done.completion, done.output.usage
     statistics = completion.speculation
     logprobs = None
@@ -105,7 +107,8 @@ def as_json(done: Answer, model: LoadedModel, tokenizer: Tokenizer) -> dict[str,
                 "num_draft_tokens": statistics.num_draft_tokens,
                 "num_accepted_draft_tokens": statistics.num_accepted_tokens,
                 "acceptance_histogram": statistics.acceptance_histogram,
-            }
+            },
+            **({} if policy is None else {"auto": policy}),
         },
     }
 

@@ -103,11 +103,9 @@ class Log:
             path.write_text(json.dumps(about) + "\n", encoding="utf-8")
 
     def _read(self, about: dict[str, Any]) -> None:
-        text = self.path.read_text(encoding="utf-8")
-        lines = text.split("\n")
-        if lines[-1]:  # an interruption cut the last line off
-            self.path.write_text(text[: -len(lines[-1])], encoding="utf-8")
         try:
+            text = self.path.read_text(encoding="utf-8")
+            lines = text.split("\n")
             first, *rest = (json.loads(line) for line in lines[:-1])
             self.trials = [Trial.parse(values) for values in rest]
         except (ValueError, KeyError, TypeError) as error:
@@ -119,6 +117,8 @@ class Log:
                     f"{self.path} is the log of another search: {name} is {there} there and {value} here",
                     hint="name another --log, or ask for the same",
                 )
+        if lines[-1]:  # an interruption cut the last line off
+            self.path.write_text(text[: -len(lines[-1])], encoding="utf-8")
 
     def keep(self, trial: Trial) -> None:
         self.trials.append(trial)
@@ -134,6 +134,7 @@ class Workload:
     prompts: Sequence[Sequence[int]]
     max_tokens: int
     num_draft_tokens: int
+    now: Callable[[], float] = time.perf_counter
 
     def run(self, drafter: Drafter) -> tuple[float, float]:
         """Tokens per second, and acceptance length."""
@@ -143,11 +144,11 @@ class Workload:
         for prompt in self.prompts:
             answer = decode(self.target, prompt, params, drafter, self.num_draft_tokens)
             next(answer)
-            start = time.perf_counter()
+            start = self.now()
             for step in answer:
                 steps += 1
                 tokens += len(step.token_ids)
-            seconds += time.perf_counter() - start
+            seconds += self.now() - start
         if not steps:
             raise PacelineError("every answer ends with its first token: nothing can be measured", hint="other prompts")
         return tokens / seconds, tokens / steps
@@ -159,7 +160,11 @@ class Workload:
 def read_prompts(path: Path, count: int) -> list[str]:
     """The first `count` prompts of a file. Raises PacelineError naming the line that is none."""
     prompts: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        text = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise PacelineError(f"{path} is not text in UTF-8: {error}", hint="write one prompt a line") from error
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or len(prompts) == count:
             continue
         prompts.append(_prompt(path, number, line) if path.suffix == ".jsonl" else line)
@@ -200,10 +205,12 @@ def tune(args: argparse.Namespace) -> int:
             "prompts": hashlib.sha256(json.dumps([prompts, args.raw]).encode()).hexdigest()[:16],
             "max_tokens": args.max_tokens,
             "num_draft_tokens": args.num_draft_tokens,
+            "clock": "cpu" if args.cpu_time else "wall",
         },
     )
     ids = [encode(model.tokenizer, prompt, args.raw) for prompt in prompts]
-    workload = Workload(model.decoder, ids, args.max_tokens, args.num_draft_tokens)
+    clock = time.process_time if args.cpu_time else time.perf_counter
+    workload = Workload(model.decoder, ids, args.max_tokens, args.num_draft_tokens, clock)
     workload.run(NoDrafter())  # warms up
     plain, _ = workload.run(NoDrafter())
     print(f"plain decoding: {plain:.1f} tokens/s", file=sys.stderr)

@@ -11,7 +11,7 @@ from paceline.cli.answering import plural
 from paceline.core.params import SamplingParams
 from paceline.drafters.config import SpeculativeConfig
 from paceline.errors import PacelineError
-from paceline.models.home import Progress
+from paceline.models.home import Progress, silent
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.progress import terminal_progress
 from paceline.models.tokenizer import Tokenizer
@@ -54,6 +54,11 @@ class PatientProgress:
             self._inner(what, done, total)
 
 
+def measuring_progress() -> Progress:
+    """For a person who waits: two seconds are nothing to note in a log."""
+    return PatientProgress(terminal_progress()) if sys.stderr.isatty() else silent
+
+
 class Notices(logging.Formatter):
     """`warning: …`, as errors are `error: …`."""
 
@@ -76,6 +81,9 @@ def method_name(speculation: SpeculativeConfig) -> str:
     """As a banner shows it."""
     if not is_drafting(speculation):
         return "none"
+    if speculation.method == "auto":
+        members = [member.method for member in speculation.methods or ()]
+        return f"auto of {', '.join(members)}" if members else "auto"
     names = " then ".join(member.method for member in speculation.methods or (speculation,))
     return f"{names}, K = {speculation.num_speculative_tokens}"
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "pull": "download a model",
     "models": "list or delete models",
     "methods": "list the drafting methods, and what a model has for each",
+    "bench": "measure the drafting methods, plain decoding and other engines",
     "tune": "find what makes a method fast on this machine",
 }
 

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
-from paceline.drafters.registry import METHODS, Method, find, names
+from paceline.drafters.registry import METHODS, OF_METHODS, Method, find, names
 from paceline.errors import PacelineError
 
 NEEDED = {"nothing": "-", "model": "draft model", "head": "head", "methods": "methods"}
@@ -60,8 +60,8 @@ def _describe(name: str) -> dict[str, Any]:
 
 
 def _options(name: str, method: Method) -> list[str]:
-    """`composite` takes its members' as well, which are listed with them."""
-    return ["methods"] if name == "composite" else sorted(method.options)
+    """Those that draft by others take their options as well, which are listed with them."""
+    return ["methods"] if name in OF_METHODS else sorted(method.options)
 
 
 def _look_at(model: str, folders: list[Path], listed: list[dict[str, Any]]) -> None:

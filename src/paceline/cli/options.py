@@ -57,7 +57,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     what = "how soon the tokens come; never which, under the default --rule"
     add = parser.add_argument_group("speculation", what).add_argument
-    default = "default: draft_model where --draft-model is given, else ngram"
+    default = "default: auto, whatever pays"
     add("--method", metavar="NAME", help=f"{', '.join(method_names())}; several: suffix,draft_model ({default})")
     add("--draft-model", metavar="NAME", help="a smaller model with the same vocabulary, or a draft head")
     bounds = f"0 (plain decoding) to {MAX_DRAFT_TOKENS}; default: the method's own"
@@ -135,13 +135,14 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
     """The method asked for, or the one that the other options imply. Contradictions are refused."""
-    methods = (args.method or ("ngram" if args.draft_model is None else "draft_model")).split(",")
+    methods = (args.method or "auto").split(",")
     for method in methods:
         check_method(method)
     count = args.num_draft_tokens
     if count is not None:
         check_num_draft_tokens("--num-draft-tokens", count)
-    takes_model = [method for method in methods if find(method).needs_model]
+    needs_model = [method for method in methods if find(method).needs_model]
+    takes_model = needs_model or "auto" in methods
     contradiction = None
     if args.draft_model is not None and not takes_model:
         contradiction = (
@@ -153,8 +154,8 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
         contradiction = f"--num-draft-tokens {count} contradicts --method none, which drafts nothing"
     if contradiction is not None:
         raise PacelineError(contradiction, hint="leave one of the two out")
-    if args.draft_model is None and takes_model:
-        raise PacelineError(f"--method {args.method} needs {needed_model(takes_model[0])}", hint=MODEL_HINT)
+    if args.draft_model is None and needs_model:
+        raise PacelineError(f"--method {args.method} needs {needed_model(needs_model[0])}", hint=MODEL_HINT)
     values: dict[str, Any] = {"method": methods[0]} if len(methods) == 1 else {"methods": methods}
     if count is not None:
         values["num_draft_tokens"] = count

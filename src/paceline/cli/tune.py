@@ -28,6 +28,7 @@ def add_parser(subparsers: Any) -> None:
     add("--model", "-m", default="smollm2-135m", metavar="NAME", help="what to tune (default: %(default)s)")
     add("--dtype", default="auto", help="auto (the model's own), bf16, fp32 or fp64 (default: %(default)s)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: one a core)")
+    add("--cpu-time", action="store_true", help="count CPU time instead: steadier on a busy machine")
     add("--raw", action="store_true", help="complete the prompts as they are, without the chat template")
 
 

@@ -35,6 +35,8 @@ class Growth(Protocol):
     nodes: Nodes
     frontier: list[int]
     """Nodes whose children are drawn next; the root (−1) at first, none when the tree is done."""
+    most_rows: int
+    """How many nodes but the root will stand there, at most: known before anything is drawn."""
 
     def grow(self, logits: Sequence[Tensor]) -> None:
         """Draw the children of every frontier node from its row [V_draft], and move the frontier on."""
@@ -49,6 +51,7 @@ class StaticGrowth:
     def __init__(self, sampler: DraftSampler, widths: Mapping[tuple[int, ...], int]) -> None:
         self.nodes = Nodes()
         self.frontier = [ROOT] if widths else []
+        self.most_rows = max(len(widths) - 1, 0)
         self._widths = widths
         self._paths: dict[int, tuple[int, ...]] = {ROOT: ()}
         self._samplers = {ROOT: sampler}
@@ -79,6 +82,7 @@ class DynamicGrowth:
     def __init__(self, sampler: DraftSampler, budget: int, top_k: int, depth: int) -> None:
         self.nodes = Nodes()
         self.frontier = [ROOT] if budget > 0 and depth > 0 else []
+        self.most_rows = max(depth - 1, 0) * min(top_k, budget)
         self._budget, self._top_k, self._levels_left = budget, top_k, depth
         self._scores: list[float] = []
         self._samplers = {ROOT: sampler}

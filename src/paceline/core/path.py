@@ -9,9 +9,9 @@ from torch import Tensor
 from paceline.core.constraint import State, TokenConstraint, Unconstrained
 from paceline.core.history import History
 from paceline.core.params import SamplingParams
-from paceline.core.proposal import Proposal
+from paceline.core.proposal import Proposal, Verdict
 from paceline.core.rng import Noise
-from paceline.core.sampling import token_support
+from paceline.core.sampling import BadLogitsError, NoTokenAllowedError, token_support
 from paceline.core.support import AnySupport, Support
 from paceline.core.tree import ROOT
 
@@ -85,6 +85,7 @@ class TargetWeights:
 
     Verification asks only along the path it walks, so history and constraint advance over accepted tokens
     only, and a bad row on a path not taken harms nobody. Nor does one after a stop token: what follows is cut away.
+    After an accepted draft it ends the step there (`decided`); the next step meets it as plain decoding does.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class TargetWeights:
         self._logits = logits
         self._stop_ids = stop_ids
         self._samplers = {ROOT: sampler}
+        self._barred: set[int] = set()  # drafted nodes that no token can follow, as far as was asked
 
     def __call__(self, node: int) -> Tensor:
         return self.support(node).dense(self._samplers[ROOT].vocab_size)
@@ -106,9 +108,25 @@ class TargetWeights:
     def support(self, node: int) -> AnySupport:
         """The same, of the possible tokens alone."""
         row = self._logits(node)
-        if node != ROOT and self._proposal.tokens[node] in self._stop_ids:
-            return Support(row.new_ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64, device=row.device))
-        return self.sampler(node).support(row)
+        if node == ROOT:
+            return self.sampler(ROOT).support(row)
+        if self._proposal.tokens[node] in self._stop_ids or self._proposal.parents[node] in self._barred:
+            return _any_token(row)
+        try:
+            return self.sampler(node).support(row)
+        except (BadLogitsError, NoTokenAllowedError):
+            self._barred.add(node)
+            return _any_token(row)
+
+    def decided(self, verdict: Verdict) -> Verdict:
+        """A rule's verdict up to the first drafted token with a bad row: what the rule went on with was made up.
+
+        Every rule is exact for a target that is made up there, and what it accepts before depends on true rows alone.
+        """
+        for count, node in enumerate(verdict.path):
+            if node in self._barred:
+                return Verdict(verdict.path[:count], self._proposal.tokens[node])
+        return verdict
 
     def sampler(self, node: int) -> PathSampler:
         """The sampler after a node's token."""
@@ -116,3 +134,8 @@ class TargetWeights:
             parent = self.sampler(self._proposal.parents[node])
             self._samplers[node] = parent.advance(self._proposal.tokens[node])
         return self._samplers[node]
+
+
+def _any_token(row: Tensor) -> Support:
+    """Of a node that nothing will follow."""
+    return Support(row.new_ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.int64, device=row.device))

@@ -80,7 +80,8 @@ class Proposal:
     row for each parent whose children were *sampled without replacement*. The last `num_scratch` nodes are
     forwarded but never verified. `pruned` says that sampled nodes were dropped or re-ranked after they were
     drawn. `hidden` [m, d]: states at an early layer of the step's first m rows (the root, then nodes in order), where
-    the drafter computed them on the target's own cache.
+    the drafter computed them on the target's own cache. `score`: how good the drafter thinks it is, on a
+    scale of its own; more is better.
     Tokens and parents of any integer type (numpy's, a 0-d tensor's) become int.
     Raises ValueError or TypeError where the invariants do not hold: that is a drafter's fault, not a user's.
     """
@@ -91,6 +92,7 @@ class Proposal:
     num_scratch: int = 0
     pruned: bool = False
     hidden: Tensor | None = field(default=None, compare=False)
+    score: float = field(default=0.0, compare=False)
     _children: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -126,13 +128,17 @@ class Proposal:
 
     @classmethod
     def chain(
-        cls, tokens: Iterable[int], rows: Sequence[Row] | Tensor | None = None, hidden: Tensor | None = None
+        cls,
+        tokens: Iterable[int],
+        rows: Sequence[Row] | Tensor | None = None,
+        hidden: Tensor | None = None,
+        score: float = 0.0,
     ) -> "Proposal":
         """Tokens one after another; `rows` [N, V]: what each was drawn from, None for point masses."""
         tokens = tuple(tokens)
         parents = tuple(range(ROOT, len(tokens) - 1))
         draft_probs = None if rows is None else DenseDraftProbs(parents, rows)
-        return cls(tokens, parents, draft_probs, hidden=hidden)
+        return cls(tokens, parents, draft_probs, hidden=hidden, score=score)
 
     def __len__(self) -> int:
         return len(self.tokens)

@@ -27,8 +27,7 @@ class Needs:
     """What a drafter asks of the target's passes; the engine checks it once, when it is built.
 
     `hidden_layers`: output of these layers at every committed token (−1: the state that the output head reads).
-    `top_tokens`: the target's k likeliest tokens at every kept node, all of a vocabulary that has fewer.
-    `scratch_argmax`: its arg-max at scratch nodes.
+    `top_tokens`: the target's k likeliest tokens at every kept node; `scratch_argmax`: its arg-max at scratch nodes.
     `early_layer`: proposals carry hidden states after this many layers, and verification goes on from them.
     `trees`: proposals may branch; a rule that takes chains alone is refused with this drafter.
     """
@@ -136,14 +135,8 @@ DrafterFactory = Callable[[SpeculativeConfig, LoadedModel], Drafter]
 
 def create_drafter(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     """The drafter that a configuration names. Raises PacelineError for an unknown method or a foreign option."""
-    method = find(config.method)
-    foreign = sorted(config.options() - method.options)
-    if foreign:
-        raise PacelineError(
-            f"method {config.method!r} does not take {foreign[0]}",
-            hint=f"it takes: {', '.join(sorted(method.options)) or 'no options'}",
-        )
-    module, attribute = method.factory.split(":")
+    config.check_options()
+    module, attribute = find(config.method).factory.split(":")
     factory: DrafterFactory = getattr(importlib.import_module(module), attribute)
     return factory(config, target)
 
@@ -154,6 +147,18 @@ def check_rule(rule: Rule, drafter: Drafter) -> None:
         raise PacelineError(
             f"verification rule {rule.name!r} takes chains, and method {drafter.name!r} drafts trees",
             hint="use the rule 'coupled' or 'standard', or a method that drafts chains",
+        )
+
+
+def check_needs(drafter: Drafter, num_layers: int) -> None:
+    """Refuse a drafter that wants to see what a target of so many layers has not. Raises PacelineError."""
+    needs = drafter.needs
+    strange = [layer for layer in needs.hidden_layers if not -1 <= layer < num_layers]
+    if needs.early_layer is not None and not 0 < needs.early_layer <= num_layers:
+        strange.append(needs.early_layer)
+    if strange:
+        raise PacelineError(
+            f"method {drafter.name!r} needs the hidden states of layer {strange[0]}, the target has {num_layers} layers"
         )
 
 
@@ -185,6 +190,7 @@ def features(
     }
     if logits is None or proposal is None:
         return Features(hidden)
-    top = logits[index].topk(min(needs.top_tokens, logits.shape[-1])).indices if needs.top_tokens else None
+    most = min(needs.top_tokens, logits.shape[-1])
+    top = logits[index].topk(most).indices if most else None  # [n, k]
     scratch = logits[1 + proposal.num_verified :].argmax(-1) if needs.scratch_argmax else None
     return Features(hidden, top, scratch)

@@ -9,14 +9,14 @@ choice never depends on a sampled value, and no sampled token is dropped.
 Source: the hybrid of suffix decoding and EAGLE in Oliaro et al. 2411.04975; ArcticInference.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.core.proposal import Proposal
 from paceline.drafters.base import Drafter, Features, Needs, SequenceView, create_drafter
 from paceline.drafters.config import MAX_DRAFT_TOKENS, SpeculativeConfig
-from paceline.drafters.registry import find, names
+from paceline.drafters.registry import OF_METHODS, find, names
 from paceline.errors import PacelineError
 from paceline.models.load import LoadedModel
 
@@ -49,8 +49,7 @@ class CompositeDrafter:
             drafter.observe(sequence, tokens, share(features, drafter.needs, drafter is drafted_by))
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
-        for sequence in sequences:
-            self._drafted_by.pop(sequence.request_id, None)  # of a pass that was interrupted
+        self.begin_pass(sequences)
         proposals = [Proposal.empty() for _ in sequences]
         waiting = [i for i, budget in enumerate(budgets) if budget > 0]
         for member in self.members:
@@ -61,9 +60,19 @@ class CompositeDrafter:
             for i, draft in zip(waiting, drafts, strict=True):
                 if len(draft):
                     proposals[i] = draft
-                    self._drafted_by[sequences[i].request_id] = member.drafter
+                    self.credit(sequences[i], draft, member.drafter)
             waiting = [i for i in waiting if not len(proposals[i])]
         return proposals
+
+    def begin_pass(self, sequences: Sequence[SequenceView]) -> None:
+        """Nobody has drafted yet: what is left is of a pass that was interrupted."""
+        for sequence in sequences:
+            self._drafted_by.pop(sequence.request_id, None)
+
+    def credit(self, sequence: SequenceView, draft: Proposal, drafter: Drafter) -> None:
+        """The sequence's next pass verifies what `drafter` has drafted."""
+        if len(draft):
+            self._drafted_by[sequence.request_id] = drafter
 
     def snapshot(self, sequence: SequenceView) -> Any:
         """None unless every member that lives on the target's features has a state: a hit must serve them all."""
@@ -134,30 +143,34 @@ def share(features: Features, needs: Needs, drafted: bool) -> Features:
 
 
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
-    members = member_configs(config)
+    members = member_configs(config, before_others=BEFORE_OTHERS)
     return CompositeDrafter([Member(create_drafter(m, target), m.num_speculative_tokens) for m in members])
 
 
-def member_configs(config: SpeculativeConfig) -> list[SpeculativeConfig]:
-    """Each member's configuration: its own options, then the composite's. Raises PacelineError for one nobody takes."""
-    members = config.methods
+def member_configs(
+    config: SpeculativeConfig, least: int = 2, before_others: Mapping[str, Any] | None = None
+) -> list[SpeculativeConfig]:
+    """Each member's configuration: its own options, then the whole's. Raises PacelineError for one nobody takes.
+
+    `least`: how many there must be. `before_others`: options of all but the last, unless others are given.
+    """
+    members, whole = config.methods, repr(config.method)
     if members is None:
-        raise PacelineError(
-            "method 'composite' needs methods", hint='for instance "methods": ["suffix", "draft_model"]'
-        )
+        raise PacelineError(f"method {whole} needs methods", hint='for instance "methods": ["suffix", "draft_model"]')
     named = [member.method for member in members]
     for name in named:
         if name not in (known := names()):
             raise PacelineError(
                 f"methods holds the unknown method {name!r}", hint=f"one of: {', '.join(sorted(known))}"
             )
-        if name in ("none", "composite"):
+        if name in ("none", *OF_METHODS):
             raise PacelineError(f"methods holds {name!r}, which is no method to draft with", hint="leave it out")
         if named.count(name) > 1:
             raise PacelineError(f"methods holds {name!r} twice", hint="name each method once")
-    if len(members) < 2:
+    if len(members) < least:
         raise PacelineError(
-            f"methods holds {len(members)} of the two methods or more that 'composite' needs",
+            f"methods holds {len(members)} of the {'two methods' if least == 2 else 'methods'} or more "
+            f"that {whole} needs",
             hint=f'"method": "{named[0]}" uses one alone' if named else '"methods": ["suffix", "draft_model"]',
         )
     options = {name: getattr(config, name) for name in sorted(config.options() - {"methods"})}
@@ -165,9 +178,9 @@ def member_configs(config: SpeculativeConfig) -> list[SpeculativeConfig]:
         if not any(
             option in find(name).options and option not in m.options() for name, m in zip(named, members, strict=True)
         ):
-            raise PacelineError(f"no method of {', '.join(named)} takes {option} from 'composite'", hint="leave it out")
+            raise PacelineError(f"no method of {', '.join(named)} takes {option} from {whole}", hint="leave it out")
     last = len(members) - 1
-    return [_fill_in(m, options if i == last else {**BEFORE_OTHERS, **options}) for i, m in enumerate(members)]
+    return [_fill_in(m, options if i == last else {**(before_others or {}), **options}) for i, m in enumerate(members)]
 
 
 def _fill_in(member: SpeculativeConfig, options: dict[str, Any]) -> SpeculativeConfig:

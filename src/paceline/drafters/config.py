@@ -2,7 +2,7 @@
 
 import ast
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +103,8 @@ class SpeculativeConfig:
     recycled_successors: int | None = None
     """Successors that `token_recycling` keeps of every token; None is 8."""
     methods: "tuple[SpeculativeConfig, ...] | None" = None
-    """The methods of `composite`, first choice first: names, or mappings like this one's with options of their own."""
+    """The methods of `composite`, first choice first, or those that `auto` chooses from: names, or mappings like this
+    one's with options of their own. None: `auto` takes suffix, ngram, and what `model` names."""
     method_options: Mapping[str, Any] | None = None
     """Options that a method of another package has of its own, by name; in `from_dict` they stand among the others."""
 
@@ -185,6 +186,12 @@ class SpeculativeConfig:
                 return {"num_speculative_tokens": min((window + guesses) * (ngram - 1) - 1, MAX_DRAFT_TOKENS)}
             case "token_recycling":
                 return {"num_speculative_tokens": DEFAULT_RECYCLED_TOKENS}
+            case "auto":  # so many that the policy has a choice
+                if found.get("methods") is None:
+                    return {"num_speculative_tokens": DEFAULT_SUFFIX_DEPTH}
+                methods = _members(found["methods"], None, auto_draft_tokens)
+                most = max((member.num_speculative_tokens for member in methods), default=0)
+                return {"methods": methods, "num_speculative_tokens": max(most, DEFAULT_SUFFIX_DEPTH)}
             case "composite" if found.get("methods") is not None:
                 methods = _members(found["methods"], None)
                 most = max((member.num_speculative_tokens for member in methods), default=DEFAULT_DRAFT_TOKENS)
@@ -214,7 +221,7 @@ class SpeculativeConfig:
                 return DynamicTree(self.tree_top_k or 10, self.tree_depth or 8, unpruned=static)
             case StaticTree() as own:
                 return own
-        return StaticTree.chain(self.num_speculative_tokens)
+        return StaticTree.chain(MAX_DRAFT_TOKENS)  # each step's budget cuts it
 
     def _check_tree(self) -> None:
         tree = self.speculative_token_tree
@@ -282,6 +289,16 @@ class SpeculativeConfig:
         own = {item.name for item in fields(self) if item.name not in common and getattr(self, item.name) is not None}
         return own | set(self.method_options or ())
 
+    def check_options(self) -> None:
+        """Raise PacelineError for an option that the method does not take."""
+        taken = find(self.method).options
+        foreign = sorted(self.options() - taken)
+        if foreign:
+            raise PacelineError(
+                f"method {self.method!r} does not take {foreign[0]}",
+                hint=f"it takes: {', '.join(sorted(taken)) or 'no options'}",
+            )
+
 
 def _foreign_options(method: object) -> frozenset[str]:
     """The options of a method that another package brings."""
@@ -329,12 +346,23 @@ def _layers(name: str, layers: object) -> tuple[int, ...]:
     return tuple(sorted(set(numbers)))
 
 
-def _members(methods: object, num_speculative_tokens: int | None) -> tuple[SpeculativeConfig, ...]:
+def auto_draft_tokens(method: str) -> dict[str, int]:
+    """What a member of `auto` may draft at most, if nobody says: where that costs a pass a token, not too far."""
+    if method not in names() or find(method).shapes[0] != "chain":
+        return {}
+    return {"num_speculative_tokens": DEFAULT_SUFFIX_DEPTH if find(method).lookup else 2 * DEFAULT_DRAFT_TOKENS}
+
+
+def _members(
+    methods: object, num_speculative_tokens: int | None, default: Callable[[str], dict[str, int]] = lambda method: {}
+) -> tuple[SpeculativeConfig, ...]:
     """The members of a composite; those given by name alone draft `num_speculative_tokens`, or their own default."""
     if isinstance(methods, str | Mapping) or not isinstance(methods, Iterable):
         raise PacelineError(f"methods is {methods!r}; it must be a list of methods", hint='["suffix", "draft_model"]')
     shared = {} if num_speculative_tokens is None else {"num_speculative_tokens": num_speculative_tokens}
-    return tuple(_member(member, shared) for member in methods)
+    return tuple(
+        _member(member, {**default(member), **shared} if isinstance(member, str) else shared) for member in methods
+    )
 
 
 def _member(member: object, shared: Mapping[str, Any]) -> SpeculativeConfig:

@@ -64,6 +64,8 @@ class DraftModelDrafter:
         live = [i for i, chain in enumerate(chains) if chain.budget > 0]
         states = {i: self._state(sequences[i]) for i in live}
         logits = self._catch_up([(states[i], sequences[i].token_ids) for i in live])
+        for i in live:  # before a token is drawn: to drop a draft for what it drew would be biased
+            states[i].cache.reserve(chains[i].budget - 1)
         while live:
             for i, row in zip(live, logits, strict=True):
                 chains[i].draw(row)

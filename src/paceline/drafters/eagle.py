@@ -20,7 +20,7 @@ from paceline.core.proposal import Proposal
 from paceline.core.tree import ROOT
 from paceline.core.tree_shapes import EAGLE_TREE, StaticTree, TreeShape
 from paceline.drafters.base import Drafter, Features, Needs, SequenceView
-from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.config import MAX_DRAFT_TOKENS, SpeculativeConfig
 from paceline.errors import PacelineError
 from paceline.models.cache import KVPool, SequenceCache
 from paceline.models.eagle_checkpoint import load_eagle, load_eagle3
@@ -127,6 +127,8 @@ class EagleDrafter:
             i: _Draft(state.cache, self.tree.growth(sequences[i].draft_sampler, budgets[i]), row)
             for i, state, row in zip(live, states, last, strict=True)
         }
+        for draft in drafts.values():  # before a token is drawn: to drop a draft for what it drew would be biased
+            draft.cache.reserve(draft.growth.most_rows)
         growing = [draft for draft in drafts.values() if draft.growth.frontier]
         while growing:
             growing = self._grow(growing)
@@ -228,7 +230,7 @@ def _cache_tokens(config: SpeculativeConfig, target: LoadedModel) -> int:
 def _tree(config: SpeculativeConfig) -> TreeShape:
     """A chain unless a tree was asked for, as vLLM has it."""
     if config.speculative_token_tree is None:
-        return StaticTree.chain(config.num_speculative_tokens)
+        return StaticTree.chain(MAX_DRAFT_TOKENS)  # each step's budget cuts it
     return config.tree(EAGLE_TREE)
 
 

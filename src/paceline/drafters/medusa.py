@@ -93,4 +93,10 @@ class MedusaDrafter:
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     if config.model is None:
         raise PacelineError("method 'medusa' needs its heads", hint='"model": a folder or a Hub id')
-    return MedusaDrafter(load_medusa(config.model, target.decoder), config.tree(MEDUSA_TREE))
+    heads, tree = load_medusa(config.model, target.decoder), config.tree(MEDUSA_TREE)
+    if tree is config.speculative_token_tree and tree.within(len(heads.heads)) != tree:
+        raise PacelineError(
+            f"speculative_token_tree has paths of more tokens than {config.model} has heads, {len(heads.heads)}",
+            hint="a path takes a head a token",
+        )
+    return MedusaDrafter(heads, tree)

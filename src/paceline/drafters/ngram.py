@@ -35,12 +35,13 @@ class _Index:
                     self.ends[tuple(tokens[end - n : end])] = end
         self.indexed = max(self.indexed, len(tokens) - 1)
 
-    def continuation(self, tokens: Sequence[int], count: int) -> Sequence[int]:
+    def continuation(self, tokens: Sequence[int], count: int) -> Proposal:
+        """Its score is the number of tokens matched."""
         for n in self.sizes:
             end = self.ends.get(tuple(tokens[-n:])) if n <= len(tokens) else None
             if end is not None:
-                return tokens[end : end + count]
-        return ()
+                return Proposal.chain(tokens[end : end + count], score=n)
+        return Proposal.empty()
 
 
 class NgramDrafter(Stateless):
@@ -62,7 +63,7 @@ class NgramDrafter(Stateless):
             index = self._indexes[sequence.request_id] = _Index(self.shortest, self.longest)
         tokens = sequence.token_ids
         index.extend(tokens)
-        return Proposal.chain(index.continuation(tokens, budget))
+        return index.continuation(tokens, budget)
 
     def restore(self, sequence: SequenceView, snapshot: Any, length: int) -> None:
         self.release(sequence)

@@ -24,7 +24,8 @@ class Method:
     num_speculative_tokens; those that SpeculativeConfig does not have arrive in its `method_options`.
     needs: "nothing", a draft "model", a trained "head", or other "methods".
     shapes: of its drafts, "chain" or "tree"; of two, the first is what it drafts unless told otherwise.
-    paper: an arXiv number, or another source.
+    paper: an arXiv number, or another source. lookup: it drafts from the text alone, in microseconds and without
+    chance, so that a draft may be looked at before it is decided whether to use it.
     """
 
     factory: str
@@ -33,6 +34,7 @@ class Method:
     needs: str = "nothing"
     shapes: tuple[str, ...] = ("chain",)
     paper: str = ""
+    lookup: bool = False
 
     def __post_init__(self) -> None:
         if self.needs not in ("nothing", "model", "head", "methods"):
@@ -59,6 +61,7 @@ _SINGLE = {
         "prompt lookup: what followed the same tokens last time",
         frozenset({"prompt_lookup_min", "prompt_lookup_max"}),
         paper="Saxena, prompt-lookup-decoding (2023)",
+        lookup=True,
     ),
     "suffix": Method(
         "paceline.drafters.suffix:create",
@@ -75,6 +78,7 @@ _SINGLE = {
             }
         ),
         paper="2411.04975",
+        lookup=True,
     ),
     "draft_model": Method(
         "paceline.drafters.draft_model:create",
@@ -144,8 +148,15 @@ METHODS: dict[str, Method] = {
         shapes=("chain", "tree"),
         paper="2411.04975",
     ),
+    "auto": Method(
+        "paceline.drafters.auto:create",
+        "of several methods whichever pays, by measured cost and acceptance, or none",
+        frozenset({"methods"}).union(*(method.options for method in _SINGLE.values())),
+    ),
 }
 """The methods of this package."""
+OF_METHODS = ("composite", "auto")
+"""Those that draft by others."""
 
 
 def names() -> tuple[str, ...]:

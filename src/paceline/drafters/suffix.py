@@ -127,7 +127,7 @@ class SuffixDrafter:
         draft = state.tree.continuation(context, budget, self.draft_length)
         if not sequence.private_drafts:
             draft = self._better(draft, self.pool.tree.continuation(context, budget, self.draft_length))
-        return Proposal.chain(draft.tokens) if draft.score >= self.min_score else Proposal.empty()
+        return Proposal.chain(draft.tokens, score=draft.score) if draft.score >= self.min_score else Proposal.empty()
 
     @staticmethod
     def _better(own: Continuation, pooled: Continuation) -> Continuation:

@@ -7,7 +7,8 @@ request that it struck, and no other.
 
 import itertools
 import logging
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import replace
 
@@ -22,13 +23,15 @@ from paceline.core.sampling import BadLogitsError, NoTokenAllowedError
 from paceline.core.stopping import cut
 from paceline.drafters.base import NOTHING, Drafter, features, verification_segment
 from paceline.engine.outputs import RequestOutput, Update
+from paceline.engine.policy import FixedBudgets, StepPolicy
 from paceline.engine.prefix_cache import Hit, PrefixCache
 from paceline.engine.request import EngineConfig, Intake, RequestOptions
 from paceline.engine.results import LiveRequest
-from paceline.engine.scheduler import Chunk, Scheduler, Turn
+from paceline.engine.scheduler import Chunk, Schedule, Scheduler, Turn
 from paceline.engine.sequence import Pass, Sequence
 from paceline.engine.speculation import Speculation
 from paceline.engine.statistics import SpeculationStatistics
+from paceline.engine.timing import StepShape, StepTimes, TimeTotals
 from paceline.models.decoder import Decoder, ForwardOutput, Segment
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
@@ -41,7 +44,7 @@ logger = logging.getLogger("paceline.engine")
 class Engine:
     """Runs requests on one target. `drafters` by name; `method` is used where a request names none.
 
-    The tokenizer gives the text; without one outputs have ids alone, and stop strings are refused.
+    The tokenizer gives the text; without one outputs have ids alone, and stop strings are refused. `clock`: seconds.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class Engine:
         num_draft_tokens: int = 4,
         tokenizer: Tokenizer | None = None,
         eos_token_ids: Ids[int] | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         eos = tuple(target.config.eos_token_ids if eos_token_ids is None else eos_token_ids)
         self.target = target
@@ -66,6 +70,9 @@ class Engine:
         )
         self.speculation = Speculation(self.prefix_cache, target)
         self.statistics = SpeculationStatistics()  # of all requests that have ended
+        self.times = TimeTotals()  # of all steps
+        self.policy: StepPolicy = FixedBudgets()
+        self._clock = clock
         self._intake = Intake(target.config, config, eos, tokenizer is not None, method)
         self._updates: list[Update] = []  # of the step in flight; an interrupted step's go out with the next
         self._request_ids = itertools.count()
@@ -105,27 +112,44 @@ class Engine:
 
     def step(self) -> list[Update]:
         """Advance every scheduled request by one target pass; what it added to each."""
+        start = self._clock()
         schedule = self.scheduler.schedule()
         for sequence in schedule.put_back:
             self.speculation.begin(sequence, Hit())
         for sequence in self.scheduler.running:
             self._begin(sequence)
+        shape = _shape(schedule)
+        self.policy.before(shape)
+        drafting = self._clock()
         proposals = self.speculation.propose(schedule.turns)
 
+        running = self._clock()
         segments = [_segment(turn, proposal) for turn, proposal in zip(schedule.turns, proposals, strict=True)]
         segments += [Segment(chunk.sequence.cache, chunk.token_ids) for chunk in schedule.chunks]
         parts = self._forward(segments)
         decoded, prompts = parts[: len(proposals)], parts[len(proposals) :]
+        logits = self._logits(decoded)
 
-        for turn, proposal, part, logits in zip(schedule.turns, proposals, decoded, self._logits(decoded), strict=True):
-            self._take(turn.sequence, proposal, part, logits)
+        verifying = self._clock()
+        num_tokens = -sum(turn.sequence.num_output for turn in schedule.turns)
+        for turn, proposal, part, own in zip(schedule.turns, proposals, decoded, logits, strict=True):
+            self._take(turn.sequence, proposal, part, own)
+        num_tokens += sum(turn.sequence.num_output for turn in schedule.turns)
         for chunk, part in zip(schedule.chunks, prompts, strict=True):
             self._prefill(chunk, part)
         for sequence in self.scheduler.running:
             if sequence.forks_due and sequence.num_to_prefill == 0:
                 self._fork(sequence)
+        rest = (drafting - start) + (self._clock() - verifying)
+        self._tell(
+            StepTimes(shape, sum(map(len, proposals)), num_tokens, running - drafting, verifying - running, rest)
+        )
         updates, self._updates = self._updates, []
         return updates
+
+    def _tell(self, step: StepTimes) -> None:
+        self.times.add(step)
+        self.policy.after(step)
 
     def cancel(self, request_id: int) -> RequestOutput | None:
         """End a request now, wherever it stands; what it had so far. None if it has ended already."""
@@ -168,6 +192,8 @@ class Engine:
         if not parts:
             return []
         rows = self.target.logits(torch.cat([part.hidden for part in parts]))
+        if self.target.device.type == "cuda":
+            torch.cuda.synchronize(self.target.device)  # verification waits for them anyway, and the clock sees it
         return list(torch.split(rows, [len(part.hidden) for part in parts]))
 
     def _prefill(self, chunk: Chunk, out: ForwardOutput) -> None:
@@ -227,12 +253,13 @@ class Engine:
     def _verify(self, sequence: Sequence, proposal: Proposal, logits: torch.Tensor) -> Verdict:
         try:
             return _verdict(sequence, proposal, logits)
+        except (BadLogitsError, NoTokenAllowedError):
+            raise
         except Exception as error:
             if not proposal.tokens:
                 raise
-            verdict = _verdict(sequence, Proposal.empty(), logits)  # as far as plain decoding comes, or its error
-            if not isinstance(error, BadLogitsError | NoTokenAllowedError):
-                self.speculation.fail(sequence, error)  # a proposal that the rule cannot take
+            verdict = _verdict(sequence, Proposal.empty(), logits)
+            self.speculation.fail(sequence, error)  # a proposal that the rule cannot take
             return verdict
 
     # The end of a request
@@ -273,6 +300,12 @@ class Engine:
         return output
 
 
+def _shape(schedule: Schedule) -> StepShape:
+    turns, chunks = schedule.turns, schedule.chunks
+    context = sum(turn.sequence.cache.length for turn in turns) / len(turns) if turns else 0.0
+    return StepShape(len(turns), len(chunks), sum(len(chunk.token_ids) for chunk in chunks), context)
+
+
 def _segment(turn: Turn, proposal: Proposal) -> Segment:
     drafter = turn.sequence.drafter
     return verification_segment(turn.sequence, proposal, NOTHING if drafter is None else drafter.needs)
@@ -282,7 +315,7 @@ def _verdict(sequence: Sequence, proposal: Proposal, logits: torch.Tensor) -> Ve
     rule, stop_ids = sequence.request.rule, sequence.request.stop_ids
     target = TargetWeights(sequence.sampler, proposal, rows_after(logits), stop_ids)
     randomness = Randomness(sequence.sampler.noise, sequence.verify_draws)
-    return rule.verify(proposal, rule.target_rows(target), randomness)
+    return target.decided(rule.verify(proposal, rule.target_rows(target), randomness))
 
 
 def _logprobs(params: SamplingParams, logits: torch.Tensor, path: Ids[int], tokens: Ids[int]) -> list[PositionLogprobs]:

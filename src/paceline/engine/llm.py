@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.core.params import SamplingParams
-from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.registry import find, names
 from paceline.engine.engine import Engine, EngineConfig, RequestOptions
+from paceline.engine.methods import add_method
 from paceline.engine.outputs import RequestOutput, Update
 from paceline.engine.prompts import Message, Prompt, check_conversation, listed, text_of, token_ids
 from paceline.engine.request import check_flag, check_whole
@@ -27,7 +27,7 @@ class LLM:
     """Generates with `model`: a name (see `load_model`), a LoadedModel, or transformers' model, or (model, tokenizer).
 
     speculative_config: vLLM's keys ({"method": …, "model": …, "num_speculative_tokens": …}), or a method's name alone;
-        None is plain decoding.
+        None is "auto": whatever pays. "none" is plain decoding.
     max_model_len: tokens of a request, prompt and answer; None: what the model and the memory allow.
     max_num_seqs: requests (choices) that run at once; others wait in order.
     kv_cache_memory_bytes: for the KV blocks of all requests and the prefix cache; None: a quarter of what is free.
@@ -79,6 +79,7 @@ class LLM:
             method=config.method if speculates else "none",
             tokenizer=self.model.tokenizer,
         )
+        self._progress = progress
         self._methods: dict[str, SpeculativeConfig] = {}
         if speculates:
             self.add_method(config)
@@ -172,10 +173,17 @@ class LLM:
             raise PacelineError(
                 f"method {name!r} is loaded already, with other settings", hint="build another LLM to change them"
             )
-        drafter = create_drafter(config, self.model) if known is None else self.engine.speculation.drafters[name]
-        self.engine.add_method(name, drafter, config.num_speculative_tokens)
+        if known is None:
+            add_method(self.engine, self.model, config, self._progress)
+        else:
+            drafter = self.engine.speculation.drafters[name]
+            self.engine.add_method(name, drafter, config.num_speculative_tokens)
         self._methods[name] = config
         return name
+
+    def policy_report(self) -> dict[str, Any] | None:
+        """What `auto` did so far, and why, over all requests: "summary" is a line. None where it is not loaded."""
+        return self.engine.policy.report()
 
     def reset_prefix_cache(self) -> None:
         """Forget all kept prompts and answers."""
@@ -254,7 +262,7 @@ def _load(model: Any, dtype: str, device: str | None, progress: Progress) -> Loa
 
 def _speculative_config(given: SpeculativeConfig | Mapping[str, Any] | str | None) -> SpeculativeConfig:
     if given is None:
-        return SpeculativeConfig()
+        given = "auto"
     if isinstance(given, str):
         given = {"method": given}
     if not isinstance(given, SpeculativeConfig | Mapping):
@@ -267,6 +275,8 @@ def _speculative_config(given: SpeculativeConfig | Mapping[str, Any] | str | Non
 
 
 def _has_draft_cache(config: SpeculativeConfig) -> bool:
+    if config.method == "auto" and config.methods is None:
+        return config.model is not None
     members = config.methods or (config,)
     known = names()
     return any("draft_cache_tokens" in find(m.method).options for m in members if m.method in known)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from paceline.core.proposal import Proposal, check_proposal, check_states
-from paceline.drafters.base import Drafter, Features
+from paceline.drafters.base import Drafter, Features, check_needs
 from paceline.engine.prefix_cache import Hit, PrefixCache
 from paceline.engine.scheduler import Turn
 from paceline.engine.sequence import Sequence
@@ -29,11 +29,13 @@ class Speculation:
         self.taps: tuple[int, ...] = ()  # layers whose output some drafter wants to see
         self.faults: Counter[str] = Counter()
         self._prefix_cache = prefix_cache
+        self._num_layers = target.config.num_layers
         self._vocab_size = target.config.vocab_size
         self._states = torch.empty(0, target.config.hidden_size, dtype=target.dtype, device=target.device)
 
     def add(self, name: str, drafter: Drafter) -> None:
         """Raises PacelineError for a drafter whose needs a shared target pass cannot meet."""
+        check_needs(drafter, self._num_layers)
         for other, present in self.drafters.items():
             if None not in (exits := {drafter.needs.early_layer, present.needs.early_layer}) and len(exits) > 1:
                 raise PacelineError(

@@ -9,8 +9,17 @@ import torch
 from paceline.errors import PacelineError
 from paceline.models.config import ModelConfig, described_by
 from paceline.models.decoder import Decoder
-from paceline.models.head_checkpoint import KINDS, check_hidden, checked_ids, linear, opened, unnamed_rows
-from paceline.models.head_files import HeadFiles
+from paceline.models.head_checkpoint import (
+    KINDS,
+    VOCABULARY_ROWS,
+    check_hidden,
+    check_vocabulary,
+    checked_ids,
+    linear,
+    opened,
+    unnamed_rows,
+)
+from paceline.models.head_files import HeadFiles, last_dimension
 from paceline.models.head_layer import HeadLayer
 from paceline.models.heads import DraftVocabulary, Eagle3Head, Eagle3Options, Eagle3Weights, EagleHead
 from paceline.models.hf_config import config_from_hf
@@ -28,11 +37,16 @@ def load_eagle(name: str, target: Decoder) -> EagleHead:
     fc = linear(target, files.take("fc.weight", size, 2 * size), files.find("fc.bias", size))
     if "layer.input_layernorm.weight" in files.tensors:
         raise PacelineError(f"{files.where}: an EAGLE-1/2 head has no input_layernorm in its first layer")
+    vocab_size = target.config.vocab_size
+    _check_vocabulary(files, config, vocab_size)
     embedding = _embedding(files, target, size)
     layer = _layer(files, config, size, target)
-    files.drop("lm_head.weight", "layer.self_attn.rotary_emb.inv_freq")
+    own = files.find("lm_head.weight", files.rows("lm_head.weight"), size)
+    if own is not None:
+        check_vocabulary(files, "lm_head.weight", len(own), vocab_size)
+    files.drop("layer.self_attn.rotary_emb.inv_freq")
     files.check_empty(KINDS["eagle"])
-    return EagleHead(layer, embedding, fc, target.head)
+    return EagleHead(layer, embedding, fc, target.head if own is None else linear(target, own))
 
 
 def load_eagle3(name: str, target: Decoder, aux_layers: Sequence[int] | None = None) -> Eagle3Head:
@@ -42,17 +56,21 @@ def load_eagle3(name: str, target: Decoder, aux_layers: Sequence[int] | None = N
     is_speculators = "speculators_model_type" in raw
     if is_speculators and raw["speculators_model_type"] != "eagle3":
         raise PacelineError(f"{files.where}: speculators_model_type is {raw['speculators_model_type']!r}, not 'eagle3'")
-    config = _layer_config(files, raw.get("transformer_layer_config", {}) if is_speculators else _inner(raw))
+    described = raw.get("transformer_layer_config") if is_speculators else _inner(raw)
+    if not isinstance(described, Mapping):
+        raise PacelineError(f"{files.where}: config.json has no transformer_layer_config")
+    config = _layer_config(files, described)
     size, theirs = config.hidden_size, target.config.hidden_size
     check_hidden(files, "target_hidden_size", raw.get("target_hidden_size") or theirs, theirs)
+    _check_vocabulary(files, config, target.config.vocab_size)
     # SpecForge means by norm_output that the output layer reads normed states, which is always so
     options = Eagle3Options(
         aux_layers=_aux_layers(files, target.config.num_layers, aux_layers),
         norm_before_residual=_norm_before_residual(files, is_speculators),
-        norm_output=bool(raw.get("norm_output")) and (is_speculators or "fc_norm.0.weight" in files.tensors),
+        norm_output=bool(_said(files, "norm_output")) and (is_speculators or "fc_norm.0.weight" in files.tensors),
     )
     fused = len(options.aux_layers) * theirs
-    width = files.tensors["fc.weight"].shape[-1] if "fc.weight" in files.tensors else fused
+    width = last_dimension(files.tensors["fc.weight"].shape) if "fc.weight" in files.tensors else fused
     if width != fused:
         raise PacelineError(
             f"{files.where}: fc.weight reads {width} values, {len(options.aux_layers)} hidden states of the target "
@@ -80,6 +98,15 @@ def load_eagle3(name: str, target: Decoder, aux_layers: Sequence[int] | None = N
     return Eagle3Head(layer, weights, vocabulary, options)
 
 
+def _check_vocabulary(files: HeadFiles, config: ModelConfig, vocab_size: int) -> None:
+    """By what the tensors say of the target's vocabulary; by the config where they say nothing."""
+    known = next((name for name in VOCABULARY_ROWS if name in files.tensors), None)
+    if known is None:
+        check_vocabulary(files, "vocab_size", config.vocab_size, vocab_size)
+    else:
+        check_vocabulary(files, known, files.rows(known), vocab_size)
+
+
 def _inner(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     """vLLM's own EAGLE configs wrap the layer's in `model`."""
     inner = raw.get("model")
@@ -89,10 +116,17 @@ def _inner(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 def _layer_config(files: HeadFiles, raw: Mapping[str, Any]) -> ModelConfig:
     if not raw.get("model_type"):
         raise PacelineError(f"{files.where}: config.json does not describe the head's layer: it has no model_type")
+    types = raw.get("layer_types")
+    own = types if isinstance(types, list) and len(types) == 1 else None  # else it lists the target's layers
     with described_by(Path(files.where) / "config.json"):
-        config = config_from_hf({**raw, "num_hidden_layers": 1, "layer_types": None})
+        config = config_from_hf({**raw, "num_hidden_layers": 1, "layer_types": own})
     if raw.get("num_hidden_layers", 1) != 1:
         raise PacelineError(f"{files.where}: the head has {raw['num_hidden_layers']} layers, 1 is supported")
+    if config.sandwich_norms:
+        raise PacelineError(
+            f"{files.where}: the head's layer is of model type {raw['model_type']!r}",
+            hint="layers of llama, mistral, qwen2 and qwen3 are supported, on whatever target",
+        )
     return config
 
 
@@ -158,6 +192,11 @@ def _aux_layers(files: HeadFiles, num_layers: int, chosen: Sequence[int] | None)
     """Whose outputs are fused. A list at the top of config.json counts a layer's *input* (so do EAGLE's code, vLLM and
     speculators), one in `eagle_config` its output (SpecForge, SGLang)."""
     inputs, nested = files.config.get(_AUX_KEY), files.config.get("eagle_config") or {}
+    if not isinstance(nested, Mapping):
+        raise PacelineError(f"{files.where}: config.json holds eagle_config {nested!r}, which is no object")
+    for listed in (inputs, nested.get(_AUX_KEY)):
+        if listed is not None and not (isinstance(listed, list) and all(type(i) is int for i in listed)):
+            raise PacelineError(f"{files.where}: {_AUX_KEY} is {listed!r}, which is no list of layers")
     if nested.get("use_aux_hidden_state") is False:
         raise PacelineError(f"{files.where}: use_aux_hidden_state is false: the head reads the last hidden state alone")
     if chosen is not None:
@@ -176,7 +215,7 @@ def _aux_layers(files: HeadFiles, num_layers: int, chosen: Sequence[int] | None)
 
 
 def _norm_before_residual(files: HeadFiles, is_speculators: bool) -> bool:
-    value = files.config.get("norm_before_residual")
+    value = _said(files, "norm_before_residual")
     if value is None and is_speculators:
         raise PacelineError(
             f"{files.where}: config.json does not say norm_before_residual, which speculators takes for false "
@@ -186,10 +225,18 @@ def _norm_before_residual(files: HeadFiles, is_speculators: bool) -> bool:
     return bool(value)
 
 
+def _said(files: HeadFiles, flag: str) -> bool | None:
+    """What config.json says of a flag; None: nothing."""
+    value: object = files.config.get(flag)
+    if value is not None and not isinstance(value, bool):
+        raise PacelineError(f"{files.where}: config.json says {flag} {value!r}, which is neither true nor false")
+    return value
+
+
 def _flag(files: HeadFiles, flag: str, tensor: str) -> bool:
     """Whether the head has an optional norm. Config and tensors must agree where the config speaks."""
-    there, said = tensor in files.tensors, files.config.get(flag)
-    if said is not None and bool(said) != there:
+    there, said = tensor in files.tensors, _said(files, flag)
+    if said is not None and said != there:
         raise PacelineError(f"{files.where}: config.json says {flag} {said}, and {tensor} is {_PRESENCE[there]}")
     return there
 

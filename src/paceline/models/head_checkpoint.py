@@ -11,14 +11,15 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder
-from paceline.models.head_files import HeadFiles, open_head
+from paceline.models.head_files import HeadFiles, last_dimension, open_head
 from paceline.models.heads import DraftVocabulary, MedusaHead, MedusaHeads
 from paceline.ops.linear import Linear
 
 KINDS = {"medusa": "Medusa heads", "eagle": "an EAGLE-1/2 head", "eagle3": "an EAGLE-3 head"}
+VOCABULARY_ROWS = ("embed_tokens.weight", "t2d")  # of an EAGLE head: a row for each of the target's tokens
 T = TypeVar("T")
 _BLOCK = re.compile(r"(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)")
-_OUTPUT = re.compile(r"(?:(\d+)\.\d+|lm_heads\.(\d+))\.weight")
+OUTPUT = re.compile(r"(?:(\d+)\.\d+|lm_heads\.(\d+))\.weight")
 
 
 def load_medusa(name: str, target: Decoder) -> MedusaHeads:
@@ -34,26 +35,34 @@ def load_medusa(name: str, target: Decoder) -> MedusaHeads:
     for key in list(files.tensors):
         if match := _BLOCK.fullmatch(key):
             head, layer = int(match[1] or match[3] or 0), int(match[2] or match[4] or 0)
-            check_hidden(files, key, files.tensors[key].shape[-1], hidden)
+            check_hidden(files, key, last_dimension(files.tensors[key].shape), hidden)
             shape = (hidden, hidden) if match[5] == "weight" else (hidden,)
             blocks.setdefault(head, {}).setdefault(layer, {})[match[5]] = files.take(key, *shape)
-        elif match := _OUTPUT.fullmatch(key):
-            outputs[int(match[1] or match[2] or 0)] = files.take(key, files.rows(key), hidden)
-    shared = files.find("lm_head.weight", files.rows("lm_head.weight"), hidden)  # vLLM's original_lm_head
-    if files.config.get("original_lm_head") and shared is None:
-        shared = outputs.get(0)
-    if shared is not None:
-        outputs = dict.fromkeys(blocks, shared)
+        elif match := OUTPUT.fullmatch(key):
+            head = int(match[1] or match[2] or 0)
+            if head in outputs:
+                raise PacelineError(f"{files.where}: {key} is a second output layer of head {head}")
+            outputs[head] = files.take(key, files.rows(key), hidden)
+    shared = files.find("lm_head.weight", files.rows("lm_head.weight"), hidden)
+    if files.config.get("original_lm_head") or not outputs:  # vLLM's: one output layer for all heads
+        shared = outputs.get(0) if shared is None else shared
+        outputs = {} if shared is None else dict.fromkeys(blocks, shared)
     token_map = files.find("token_map", files.rows("token_map"))
     files.check_empty(KINDS["medusa"])
+    check_vocabulary(files, "vocab_size", files.config.get("vocab_size"), vocab_size)
     vocabulary = _medusa_vocabulary(files, outputs, token_map, vocab_size, target.device)
     heads = []
-    for head in range(len(blocks)):
+    count = max((*blocks, *outputs)) + 1
+    for head in range(count):
         if head not in blocks or (outputs and head not in outputs):
-            raise PacelineError(f"{files.where}: head {head} of {len(blocks)} lacks its blocks or its output layer")
-        own = [blocks[head][layer] for layer in sorted(blocks[head])]
+            raise PacelineError(f"{files.where}: head {head} of {count} lacks its blocks or its output layer")
+        own = blocks[head]
+        missing = next((layer for layer in range(max(own) + 1) if "weight" not in own.get(layer, {})), None)
+        if missing is not None:
+            raise PacelineError(f"{files.where}: head {head} lacks the weight of its block {missing}")
+        layers = tuple(linear(target, own[layer]["weight"], own[layer].get("bias")) for layer in range(len(own)))
         output = target.head if not outputs else Linear(_selected(outputs[head], token_map).to(target.embedding))
-        heads.append(MedusaHead(tuple(linear(target, block["weight"], block.get("bias")) for block in own), output))
+        heads.append(MedusaHead(layers, output))
     return MedusaHeads(tuple(heads), vocabulary)
 
 
@@ -65,7 +74,16 @@ def _medusa_vocabulary(
     device: torch.device,
 ) -> DraftVocabulary:
     if token_map is not None:
-        return DraftVocabulary(vocab_size, checked_ids(files, "token_map", token_map.long(), vocab_size).to(device))
+        ids = checked_ids(files, "token_map", token_map.long(), vocab_size)
+        for rows in map(len, outputs.values()) if outputs else (0,):
+            whole = is_same_vocabulary(rows, vocab_size) and int(ids.max()) < rows
+            if rows != len(ids) and not whole:
+                raise PacelineError(
+                    f"{files.where}: token_map names {len(ids)} of the target's {vocab_size} tokens, "
+                    f"a head's output layer has {rows} rows"
+                )
+        return DraftVocabulary(vocab_size, ids.to(device))
+    check_vocabulary(files, "the heads' output layer", max(map(len, outputs.values()), default=None), vocab_size)
     fewest = min((len(output) for output in outputs.values()), default=vocab_size)
     if fewest < vocab_size:
         raise unnamed_rows(files, "the heads' output layer", fewest, vocab_size, "token_map")
@@ -138,6 +156,20 @@ def check_hidden(files: HeadFiles, what: str, theirs: int, target: int) -> None:
             f"{files.where}: {what} is {theirs}, the target's hidden size is {target}",
             hint="the head was trained for another target",
         )
+
+
+def check_vocabulary(files: HeadFiles, what: str, theirs: object, target: int) -> None:
+    """Refuse a head for another vocabulary than the target's; None: it does not say."""
+    if theirs is not None and not (type(theirs) is int and is_same_vocabulary(theirs, target)):
+        raise PacelineError(
+            f"{files.where}: {what} is of {theirs} tokens, the target's vocabulary has {target}",
+            hint="the head was trained for another target",
+        )
+
+
+def is_same_vocabulary(one: int, other: int) -> bool:
+    """Whether two sizes may be one vocabulary's: paddings differ, and a few tokens are added."""
+    return abs(one - other) <= min(512, max(one, other) // 4)
 
 
 def linear(target: Decoder, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:

@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from paceline.models.checkpoint import INDEX
 from paceline.models.hub import HEAD_PATTERNS, HubId
 
 T = TypeVar("T")
+_SAVED = (b"PK", b"\x80")  # how files of torch.save begin: archives, and pickles before them
 _PICKLED = ("pytorch_model.bin", "medusa_lm_head.pt")  # of several pickled files, the one with the weights
 
 
@@ -37,6 +38,8 @@ class HeadFiles:
         tensor = self.tensors.pop(name, None)
         if tensor is not None and tuple(tensor.shape) != shape:
             raise PacelineError(f"{self.where}: {name} has shape {list(tensor.shape)}, {list(shape)} is expected")
+        if tensor is not None and name.endswith((".weight", ".bias")) and not tensor.is_floating_point():
+            raise PacelineError(f"{self.where}: {name} is of type {tensor.dtype}: quantised heads are not supported")
         return tensor
 
     def drop(self, *names: str) -> None:
@@ -45,8 +48,8 @@ class HeadFiles:
             self.tensors.pop(name, None)
 
     def rows(self, name: str) -> int:
-        """Length of a tensor's first dimension, 0 if it is not there."""
-        return len(self.tensors[name]) if name in self.tensors else 0
+        """Length of a tensor's first dimension, 0 if it has none or is not there."""
+        return first_dimension(self.tensors[name].shape) if name in self.tensors else 0
 
     def check_empty(self, what: str) -> None:
         """Raises PacelineError if a tensor was not taken: unused, it would change the drafts."""
@@ -54,6 +57,16 @@ class HeadFiles:
             left = sorted(self.tensors)
             more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
             raise PacelineError(f"{self.where}: tensor {left[0]} has no place in {what}{more}")
+
+
+def first_dimension(shape: Sequence[int]) -> int:
+    """Rows; 0 of a lone number."""
+    return shape[0] if shape else 0
+
+
+def last_dimension(shape: Sequence[int]) -> int:
+    """Columns; 0 of a lone number."""
+    return shape[-1] if shape else 0
 
 
 def open_head(name: str) -> HeadFiles:
@@ -76,11 +89,15 @@ def _folder(name: str) -> Path:
 
 def _config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
+    if not path.exists():
+        raise PacelineError(f"{folder} has no config.json", hint="a head is a folder with config.json")
+    return _json(path)
+
+
+def _json(path: Path) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise PacelineError(f"{folder} has no config.json", hint="a head is a folder with config.json") from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PacelineError(f"{path} cannot be read as JSON: {error}", hint="fetch the file again") from error
     if not isinstance(value, dict):
         raise PacelineError(f"{path} does not hold a JSON object", hint="fetch the file again")
@@ -91,8 +108,10 @@ def weight_files(folder: Path) -> list[Path]:
     """The files with a head's weights: those of the index, all safetensors, or a pickled one. May be empty."""
     index = folder / INDEX
     if index.is_file():
-        shards = {str(shard) for shard in json.loads(index.read_text(encoding="utf-8")).get("weight_map", {}).values()}
-        return [folder / Path(shard).name for shard in sorted(shards)]
+        weight_map = _json(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not weight_map:
+            raise PacelineError(f"{index} has no weight_map", hint="fetch the file again")
+        return [folder / Path(shard).name for shard in sorted({str(shard) for shard in weight_map.values()})]
     return sorted(folder.glob("*.safetensors")) or _pickled(folder)
 
 
@@ -124,20 +143,40 @@ def _pickled(folder: Path) -> list[Path]:
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
+    if path.suffix != ".safetensors":
+        return unpickled(path)
     try:
-        held = load_file(path) if path.suffix == ".safetensors" else torch.load(path, "cpu", weights_only=True)
+        held: dict[str, torch.Tensor] = load_file(path)
+    except Exception as error:  # safetensors has errors of its own for whatever is damaged
+        raise _unreadable(path, error) from error
+    return held
+
+
+def unpickled(path: Path, mmap: bool = False) -> dict[str, torch.Tensor]:
+    """Tensors by name of a pickled file, loaded as weights only. Raises PacelineError for anything else."""
+    try:
+        with path.open("rb") as file:
+            if not file.read(2).startswith(_SAVED):
+                raise ValueError("torch.save has not written it")
+        held = torch.load(path, "cpu", weights_only=True, mmap=mmap)
     except pickle.UnpicklingError as error:
         raise PacelineError(
             f"{path} holds more than tensors and is not loaded: it could run code", hint="convert it to safetensors"
         ) from error
-    except (OSError, EOFError, RuntimeError, ValueError, SafetensorError) as error:
-        raise PacelineError(f"{path} cannot be read: {str(error).splitlines()[0]}", hint="fetch it again") from error
-    if not isinstance(held, Mapping) or not all(isinstance(tensor, torch.Tensor) for tensor in held.values()):
+    except Exception as error:  # a pickle that was cut or written over breaks with anything
+        raise _unreadable(path, error) from error
+    if not isinstance(held, Mapping) or not all(
+        isinstance(name, str) and isinstance(tensor, torch.Tensor) for name, tensor in held.items()
+    ):
         raise PacelineError(f"{path} does not hold tensors by name", hint="is it a training checkpoint?")
     return dict(held)
+
+
+def _unreadable(path: Path, error: Exception) -> PacelineError:
+    why = next(iter(str(error).splitlines()), "") or type(error).__name__
+    return PacelineError(f"{path} cannot be read: {why}", hint="fetch it again")
 
 
 def without_prefix(tensors: dict[str, T]) -> dict[str, T]:

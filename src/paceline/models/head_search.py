@@ -4,13 +4,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from paceline.errors import PacelineError
 from paceline.models.checkpoint import read_header
 from paceline.models.config import ModelConfig
-from paceline.models.head_checkpoint import kind_of, one_layer
-from paceline.models.head_files import weight_files, without_prefix
+from paceline.models.head_checkpoint import OUTPUT, VOCABULARY_ROWS, is_same_vocabulary, kind_of, one_layer
+from paceline.models.head_files import first_dimension, last_dimension, unpickled, weight_files, without_prefix
 
 Shape = tuple[int, ...]
 
@@ -30,7 +28,7 @@ def find_heads(folders: Iterable[Path], target: ModelConfig) -> list[FoundHead]:
     for folder in _candidates(folders):
         try:
             shapes = one_layer(without_prefix(_shapes(folder)))
-        except (PacelineError, OSError, RuntimeError, ValueError):
+        except (PacelineError, OSError):
             continue
         if (kind := kind_of(shapes)) is not None:
             found.append(FoundHead(folder, kind, _misfit(kind, shapes, target)))
@@ -47,11 +45,17 @@ def hub_folders() -> list[Path]:
 def _candidates(folders: Iterable[Path]) -> Iterator[Path]:
     known: set[Path] = set()
     for folder in folders:
-        inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
-        for path in (folder, *inside):
+        for path in (folder, *_inside(folder)):
             if path.resolve() not in known and (path / "config.json").is_file():
                 known.add(path.resolve())
                 yield path
+
+
+def _inside(folder: Path) -> list[Path]:
+    try:
+        return sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:  # it is none, or it may not be looked into
+        return []
 
 
 def _shapes(folder: Path) -> dict[str, Shape]:
@@ -60,19 +64,23 @@ def _shapes(folder: Path) -> dict[str, Shape]:
         if file.suffix == ".safetensors":
             shapes |= {name: tensor.shape for name, tensor in read_header(file).items()}
         else:
-            held = torch.load(file, "cpu", weights_only=True, mmap=True)
-            shapes |= {name: tuple(tensor.shape) for name, tensor in held.items() if isinstance(tensor, torch.Tensor)}
+            shapes |= {name: tuple(tensor.shape) for name, tensor in unpickled(file, mmap=True).items()}
     return shapes
 
 
 def _misfit(kind: str, shapes: Mapping[str, Shape], target: ModelConfig) -> str | None:
     size = target.hidden_size
     if kind == "medusa":
-        fits = all(shape[-1] == size for name, shape in shapes.items() if name.endswith(".weight"))
+        fits = all(last_dimension(shape) == size for name, shape in shapes.items() if name.endswith(".weight"))
     else:
-        width = shapes.get("fc.weight", (0,))[-1]
+        width = last_dimension(shapes.get("fc.weight", ()))
         fits = width == 2 * size if kind == "eagle" else width > 0 and width % size == 0
     if not fits:
         return f"it reads other hidden states than the target's of size {size}"
-    rows = next((shapes[name][0] for name in ("embed_tokens.weight", "t2d") if name in shapes), target.vocab_size)
-    return None if rows == target.vocab_size else f"its vocabulary is {rows}, the target's {target.vocab_size}"
+    told = [
+        name for name in shapes if name in VOCABULARY_ROWS or (OUTPUT.fullmatch(name) and "token_map" not in shapes)
+    ]
+    rows = first_dimension(shapes[told[0]]) if told else target.vocab_size
+    if is_same_vocabulary(rows, target.vocab_size):
+        return None
+    return f"its vocabulary is {rows}, the target's {target.vocab_size}"

@@ -242,14 +242,14 @@ def _key(decoder: Decoder) -> str:
         "arithmetic": ARITHMETIC_VERSION,
         "config": shape.to_json(),
         "dtype": str(decoder.dtype),
-        "device": _device_name(decoder.device),
+        "device": device_name(decoder.device),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     flags = ""

@@ -1,0 +1,45 @@
+"""A drafting method made ready for an engine; `auto` with its policy, from a kept profile or a fresh measurement."""
+
+import json
+from dataclasses import asdict, replace
+from typing import cast
+
+from paceline.drafters.base import create_drafter
+from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.policy import Choosing
+from paceline.engine.acceptance import Acceptance
+from paceline.engine.engine import Engine
+from paceline.engine.measure import measured
+from paceline.engine.policy import AutoPolicy
+from paceline.engine.profile import Profile, ProfileStore
+from paceline.models.home import Progress, silent
+from paceline.models.load import LoadedModel
+
+
+def add_method(engine: Engine, model: LoadedModel, config: SpeculativeConfig, progress: Progress = silent) -> None:
+    """Load the drafter that a configuration names, for requests to use. Raises PacelineError for what cannot be."""
+    drafter = create_drafter(config, model)
+    engine.add_method(config.method, drafter, config.num_speculative_tokens)
+    if config.method == "auto":
+        engine.policy = auto_policy(cast(Choosing, drafter), model, config, progress)
+
+
+def auto_policy(
+    drafter: Choosing, model: LoadedModel, config: SpeculativeConfig, progress: Progress = silent
+) -> AutoPolicy:
+    """The policy of a drafter that nothing was drafted with yet; measures in under two seconds what is not known."""
+    store = ProfileStore.of(model.decoder, _described(drafter, config))
+    profile = store.load()
+    if profile is None:
+        to_measure = {n: one.drafter for n, one in drafter.by_name.items() if n not in drafter.lookups}
+        profile = Profile(measured(model.decoder, to_measure, progress=progress), Acceptance())
+        store.save(profile)
+    policy = AutoPolicy(drafter, profile.costs, profile.acceptance, store.save)
+    drafter.policy = policy
+    return policy
+
+
+def _described(drafter: Choosing, config: SpeculativeConfig) -> str:
+    """What the costs of drafting hang on."""
+    settled = replace(config, num_speculative_tokens=0, draft_cache_tokens=None)
+    return json.dumps([sorted(drafter.by_name), asdict(settled)], default=str, sort_keys=True)

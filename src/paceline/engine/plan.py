@@ -1,0 +1,131 @@
+"""How much to draft in a step, for whom and by which method: the most expected tokens a second.
+
+Pure arithmetic. A draft's k-th token comes with the chance that it and all before it are right, so the tokens expected
+of a pass are its sequences plus the sum of these chances (2211.17192, §3.3), and every drafted token is a row more.
+Rows are given in the order of their chances as long as tokens a second rise, beyond a dip as well: a pass costs in
+steps.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.engine.costs import DraftCosts
+
+MARGIN = 0.02  # by so much drafting must be better than not to: figures are not that exact
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a method could draft for a sequence.
+
+    chances[k]: that token k and all before it are right; falling. drafting: None where it costs nothing.
+    behind_s: what catching up costs this step, if it drafts at all.
+    """
+
+    method: str
+    chances: Sequence[float]
+    drafting: DraftCosts | None = None
+    behind_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """What one sequence gets: nothing, or the first `count` tokens of an option."""
+
+    option: Option | None = None
+    count: int = 0
+
+
+NOTHING = Pick()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A step: its picks, and the tokens and seconds expected of it."""
+
+    picks: tuple[Pick, ...]
+    tokens: float
+    seconds: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return self.tokens / self.seconds
+
+
+PassSeconds = Callable[[int], float]
+"""Seconds of the target's pass with so many drafted rows; never falling."""
+
+
+def best_plan(options: Sequence[Sequence[Option]], pass_seconds: PassSeconds, others: int = 0) -> Plan:
+    """The best plan for sequences with these options each; `others`: tokens that the pass yields besides.
+
+    Exact for one sequence, and for several with one method in common; else each keeps to the method that would be best
+    if all did as it does.
+    """
+    plain = Plan((NOTHING,) * len(options), len(options) + others, pass_seconds(0))
+    if not any(options):
+        return plain
+    liked = [_favourite(own, len(options), others, pass_seconds) for own in options]
+    best, least = plain, plain.rate * (1 + MARGIN)
+    deepest = max((len(option.chances) for option in liked if option is not None and option.drafting), default=0)
+    # A round of drafting is paid for by all who take part: so each number of rounds is tried.
+    for rounds in range(deepest + 1):
+        found = _filled(liked, rounds, plain, pass_seconds, least)
+        if found is not None:
+            best, least = found, found.rate
+    return best
+
+
+def _favourite(options: Sequence[Option], count: int, others: int, pass_seconds: PassSeconds) -> Option | None:
+    """The option that would be best if all `count` sequences had it."""
+    if len(options) < 2:
+        return options[0] if options else None
+    best, rate = None, 0.0
+    for option in options:
+        expected = 1.0
+        for k, chance in enumerate(option.chances):
+            expected += chance
+            seconds = pass_seconds(count * (k + 1))
+            if option.drafting is not None:
+                seconds += option.drafting.at([k + 1] * count) + option.behind_s * count
+            own_rate = (count * expected + others) / seconds
+            if own_rate > rate:
+                best, rate = option, own_rate
+    return best
+
+
+def _filled(
+    liked: Sequence[Option | None], rounds: int, plain: Plan, pass_seconds: PassSeconds, least: float
+) -> Plan | None:
+    """The best plan above `least` tokens a second in which whoever's drafting costs drafts at most `rounds` tokens."""
+    additions = [
+        (-chance, k, i, option)
+        for i, option in enumerate(liked)
+        if option is not None
+        for k, chance in enumerate(option.chances if option.drafting is None else option.chances[:rounds])
+    ]
+    additions.sort(key=lambda addition: addition[:3])
+    tokens, drafting = plain.tokens, 0.0
+    ceiling = tokens - sum(addition[0] for addition in additions)
+    taking_part: dict[tuple[str, int], int] = {}
+    best: tuple[int, float, float] | None = None
+    for rows, (minus, k, _, option) in enumerate(additions, 1):
+        tokens -= minus
+        if (costs := option.drafting) is not None:
+            there = taking_part.get((option.method, k), 0)
+            taking_part[option.method, k] = there + 1
+            drafting += costs.per_sequence if there else costs.each if k else costs.first
+            drafting += 0.0 if k else option.behind_s
+        seconds = pass_seconds(rows) + drafting
+        if ceiling < least * seconds:
+            break  # even if all the others were free
+        if tokens > least * seconds:
+            best, least = (rows, tokens, seconds), tokens / seconds
+    if best is None:
+        return None
+    counts = [0] * len(liked)
+    for _, _, i, _ in additions[: best[0]]:
+        counts[i] += 1
+    picks = tuple(Pick(option, n) if n else NOTHING for option, n in zip(liked, counts, strict=True))
+    return Plan(picks, best[1], best[2])

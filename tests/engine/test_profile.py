@@ -1,0 +1,109 @@
+"""The profile: found again on the same machine, and as good as none if anything is wrong with it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from tiny import tiny_decoder
+
+from paceline.engine.acceptance import MOST_KEPT, Acceptance
+from paceline.engine.costs import CostTable, DraftCosts, TargetCosts
+from paceline.engine.profile import Profile, ProfileStore
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProfileStore:
+    monkeypatch.setattr("paceline.engine.profile.home", lambda: tmp_path)
+    return ProfileStore.of(tiny_decoder("llama"), "suffix")
+
+
+def some_profile() -> Profile:
+    acceptance = Acceptance()
+    for _ in range(100):
+        acceptance.add(1, ("suffix", 2), 3, True)
+    return Profile(CostTable(TargetCosts((1, 16), (1.0, 2.0)), {"m": DraftCosts(0.5, 0.25)}, 0.1), acceptance)
+
+
+def test_it_is_found_again(store: ProfileStore) -> None:
+    assert store.load() is None
+    store.save(some_profile())
+    again = ProfileStore.of(tiny_decoder("llama"), "suffix").load()
+    assert again is not None and again.costs == some_profile().costs
+    assert again.acceptance.chances(7, ("suffix", 2), 3)[2] > 0.8
+    assert again.acceptance.chances(7, ("suffix", 2), 4)[3] < 0.2
+    assert max(again.acceptance._pooled["suffix", 2].tried) <= MOST_KEPT
+
+
+def test_another_machine_or_other_drafters_have_their_own(store: ProfileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(some_profile())
+    assert ProfileStore.of(tiny_decoder("llama"), "draft_model").load() is None
+    assert ProfileStore.of(tiny_decoder("qwen3"), "suffix").load() is None
+    monkeypatch.setattr("paceline.engine.profile.device_name", lambda device: "another")
+    assert ProfileStore.of(tiny_decoder("llama"), "suffix").load() is None
+
+
+def test_a_file_that_was_copied_is_foreign(store: ProfileStore) -> None:
+    store.save(some_profile())
+    value = json.loads(store.path.read_text())
+    value["facts"]["device"] = "another"
+    store.path.write_text(json.dumps(value))
+    assert store.load() is None
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: "null",
+        lambda text: text.replace('"seconds"', '"secs"'),
+        lambda text: text.replace("2.0", "-2.0", 1),
+        lambda text: text.replace("2.0", "NaN", 1),
+        lambda text: text.replace("2.0", '"two"', 1),
+        lambda text: text.replace('"right"', '"left"'),
+        lambda text: text.replace('"per_token": 0.1', '"per_token": null'),
+        lambda text: text.replace('"acceptance": [', '"acceptance": [3, '),
+    ],
+)
+def test_a_damaged_file_is_none(store: ProfileStore, damage) -> None:  # type: ignore[no-untyped-def]
+    store.save(some_profile())
+    text = store.path.read_text()
+    damaged = damage(text)
+    assert damaged != text
+    store.path.write_text(damaged)
+    assert store.load() is None
+    store.save(some_profile())
+    assert store.load() is not None
+
+
+def test_a_disk_that_takes_nothing_is_no_error(store: ProfileStore) -> None:
+    store.path.parent.parent.mkdir(exist_ok=True)
+    store.path.parent.write_text("a file where the folder should be")
+    store.save(some_profile())
+    assert store.load() is None
+
+
+def test_rates_by_hand() -> None:
+    """A request's own trials count three against the pool's; a class of drafts has rates of its own."""
+    acceptance = Acceptance()
+    kind = ("m", 0)
+    assert acceptance.chances(1, kind, 2) == pytest.approx([0.6, 0.36])  # the first guess
+    acceptance.add(1, kind, 1, False)  # one token, right
+    pooled = (1 + 4 * 0.6) / 5
+    own = (1 + 3 * pooled) / 4
+    assert acceptance.chances(1, kind, 1) == pytest.approx([own])
+    assert acceptance.chances(2, kind, 1) == pytest.approx([pooled])
+    assert acceptance.chances(1, ("m", 3), 1) == pytest.approx([0.5])
+    acceptance.forget(1)
+    assert acceptance.chances(1, kind, 1) == pytest.approx([pooled])
+
+
+def test_chances_follow_what_is_seen_now() -> None:
+    acceptance = Acceptance()
+    for _ in range(50):
+        acceptance.add(1, ("m", 0), 0, True)
+    assert acceptance.chances(1, ("m", 0), 4) == [] or acceptance.chances(1, ("m", 0), 4)[0] < 0.05
+    for _ in range(20):
+        acceptance.add(1, ("m", 0), 4, False)
+    assert acceptance.chances(1, ("m", 0), 4)[3] > 0.5
