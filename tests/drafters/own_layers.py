@@ -5,13 +5,12 @@ from typing import Any
 
 import tiny
 import torch
-from engine.running import make_engine, run
+from engine.running import make_engine, plain, run
 
 from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal
 from paceline.decode import Step, decode
 from paceline.drafters.base import Drafter, SequenceView
-from paceline.drafters.none import NoDrafter
 from paceline.engine.engine import RequestOptions
 from paceline.models.cache import SequenceCache
 from paceline.models.decoder import Decoder, Segment
@@ -35,10 +34,6 @@ def tokens_of(steps: Sequence[Step]) -> list[int]:
     return [token for step in steps for token in step.token_ids]
 
 
-def plain(target: Decoder, prompt: Sequence[int], params: SamplingParams) -> list[int]:
-    return tokens_of(list(decode(target, prompt, params, NoDrafter(), 0, prefill_rows=1)))
-
-
 def rows(cache: SequenceCache) -> tuple[torch.Tensor, torch.Tensor]:
     """All committed keys and values: [layers, n, kv_heads, head_dim] each."""
     blocks, offsets = cache.slots(0, cache.length)
@@ -57,7 +52,7 @@ class Watched:
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
         self.num_rounds += 1
-        for sequence in sequences if self.num_rounds % 3 == 0 else ():
+        for sequence in sequences if self.num_rounds % 5 == 0 else ():
             text = sequence.token_ids[:-1]
             fresh = self.target.new_pool(len(text)).new_sequence()
             self.target.forward([Segment(fresh, text)])
@@ -83,4 +78,4 @@ def check_identity(target: Decoder, drafter: Drafter, k: int) -> None:
         assert engine.pool.blocks_in_use == 0
         drafted = [result.outputs[number].metrics.speculation for number in numbers[:-1]]
         assert any(statistics.num_draft_tokens for statistics in drafted)
-    assert watched.num_looks > 10
+    assert watched.num_looks > 5

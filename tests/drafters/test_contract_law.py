@@ -41,7 +41,7 @@ from paceline.drafters.registry import RULES
 from paceline.engine.engine import RequestOptions
 from paceline.errors import PacelineError
 
-DRAWS = 500
+DRAWS = 250
 FALSE_ALARM = 1e-5 / len(CASES)
 TEXT = (0, 1, 2, 0, 2, 2, 1, 0, 1, 2, 0)  # something to look up
 PARAMS = SamplingParams(temperature=1.5, max_tokens=law.LENGTH + 2)

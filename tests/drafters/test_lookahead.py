@@ -26,7 +26,7 @@ def target() -> Decoder:
 
 @pytest.mark.parametrize(
     ("family", "shape", "k"),
-    [("llama", Shape(5, 5, 3), 31), ("mistral", Shape(3, 3, 2), 4), ("mistral", Shape(2, 4, 9), 64)],
+    [("llama", Shape(5, 5, 3), 31), ("mistral", Shape(3, 3, 2), 4)],
 )
 def test_no_token_changes(family: str, shape: Shape, k: int) -> None:
     drafter = LookaheadDrafter(shape)
