@@ -19,23 +19,14 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from step_overhead import random_config
 
-from paceline.models.config import ModelConfig, RopeConfig
+from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder, Segment
 from paceline.models.layout import canonical_parts, prepare
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 PROMPT, ROWS = 60, 10  # across a border of the cache's blocks
-
-
-def make_config(vocab_size: int) -> ModelConfig:
-    return ModelConfig(
-        family="llama", vocab_size=vocab_size, hidden_size=128, intermediate_size=256, num_layers=2, num_heads=4,
-        num_kv_heads=2, head_dim=32, rms_norm_eps=1e-5, max_context=8192, rope=RopeConfig(theta=10000.0),
-        local_rope=None, tie_embeddings=True, qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False,
-        sandwich_norms=False, activation="silu", embedding_scale=1.0, attention_scale=32**-0.5,
-        sliding_windows=(None, None), bos_token_id=None, eos_token_ids=(),
-    )  # fmt: skip
 
 
 def random_weights(config: ModelConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -104,7 +95,7 @@ def main() -> int:
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--vocab", type=int, default=20_000)
     args = parser.parse_args()
-    config, dtype = make_config(args.vocab), DTYPES[args.dtype]
+    config, dtype = random_config(args.vocab), DTYPES[args.dtype]
     weights = random_weights(config, dtype)
     end, number, different = time.monotonic() + 60 * args.minutes, 0, 0
     while time.monotonic() < end:

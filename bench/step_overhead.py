@@ -66,14 +66,19 @@ class Clock:
         setattr(owner, name, timed)
 
 
-def random_decoder(vocab_size: int) -> Decoder:
-    config = ModelConfig(
+def random_config(vocab_size: int) -> ModelConfig:
+    """A small body, whatever the vocabulary."""
+    return ModelConfig(
         family="llama", vocab_size=vocab_size, hidden_size=128, intermediate_size=256, num_layers=2, num_heads=4,
         num_kv_heads=2, head_dim=32, rms_norm_eps=1e-5, max_context=8192, rope=RopeConfig(theta=10000.0),
         local_rope=None, tie_embeddings=True, qkv_bias=False, output_bias=False, mlp_bias=False, qk_norm=False,
         sandwich_norms=False, activation="silu", embedding_scale=1.0, attention_scale=32**-0.5,
         sliding_windows=(None, None), bos_token_id=None, eos_token_ids=(),
     )  # fmt: skip
+
+
+def random_decoder(vocab_size: int) -> Decoder:
+    config = random_config(vocab_size)
     generator = torch.Generator().manual_seed(0)
     shapes = canonical_parts(config)
     # the embedding's scale makes the logits' spread about 8: peaked, as a real model's are

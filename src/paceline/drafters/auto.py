@@ -98,7 +98,7 @@ def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
         config = replace(config, methods=members)
     if not any("draft_cache_tokens" in find(member.method).options for member in config.methods or ()):
         config = replace(config, draft_cache_tokens=None)  # how much room there is, whoever may take it
-    configs = member_configs(config, least=1)
+    configs = member_configs(config, least=1, before_others={})
     members_ready = [Member(create_drafter(m, target), m.num_speculative_tokens) for m in configs]
     return AutoDrafter(members_ready, [m.method for m in configs if find(m.method).lookup])
 

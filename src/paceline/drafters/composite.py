@@ -143,12 +143,12 @@ def share(features: Features, needs: Needs, drafted: bool) -> Features:
 
 
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
-    members = member_configs(config, before_others=BEFORE_OTHERS)
+    members = member_configs(config)
     return CompositeDrafter([Member(create_drafter(m, target), m.num_speculative_tokens) for m in members])
 
 
 def member_configs(
-    config: SpeculativeConfig, least: int = 2, before_others: Mapping[str, Any] | None = None
+    config: SpeculativeConfig, least: int = 2, before_others: Mapping[str, Any] = BEFORE_OTHERS
 ) -> list[SpeculativeConfig]:
     """Each member's configuration: its own options, then the whole's. Raises PacelineError for one nobody takes.
 
@@ -180,7 +180,7 @@ def member_configs(
         ):
             raise PacelineError(f"no method of {', '.join(named)} takes {option} from {whole}", hint="leave it out")
     last = len(members) - 1
-    return [_fill_in(m, options if i == last else {**(before_others or {}), **options}) for i, m in enumerate(members)]
+    return [_fill_in(m, options if i == last else {**before_others, **options}) for i, m in enumerate(members)]
 
 
 def _fill_in(member: SpeculativeConfig, options: dict[str, Any]) -> SpeculativeConfig:
