@@ -9,14 +9,12 @@ import pytest
 from paceline.ops.native import build, library
 
 
-def test_without_a_compiler_there_is_a_line_and_no_old_library(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_compiler_there_is_a_line_and_no_old_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     old = tmp_path / build.LIBRARY.name
     old.write_bytes(b"old")
-    with pytest.raises(build.BuildError, match="^no C\\+\\+ compiler found$"):
+    with pytest.raises(build.BuildError, match=r"^no C\+\+ compiler found$"):
         build.build(library=old)
     assert not old.exists()
     missing = library.load(old)

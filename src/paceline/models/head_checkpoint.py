@@ -52,7 +52,9 @@ def load_medusa(name: str, target: Decoder) -> MedusaHeads:
         if head not in blocks or (outputs and head not in outputs):
             raise PacelineError(f"{files.where}: head {head} of {len(blocks)} lacks its blocks or its output layer")
         own = [blocks[head][layer] for layer in sorted(blocks[head])]
-        output = target.head if not outputs else Linear(_selected(outputs[head], token_map).to(target.embedding))
+        output = (
+            target.head if not outputs else Linear(_selected(outputs[head], token_map).to(target.device, target.dtype))
+        )
         heads.append(MedusaHead(tuple(linear(target, block["weight"], block.get("bias")) for block in own), output))
     return MedusaHeads(tuple(heads), vocabulary)
 
@@ -141,4 +143,6 @@ def check_hidden(files: HeadFiles, what: str, theirs: int, target: int) -> None:
 
 
 def linear(target: Decoder, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    return Linear(weight.to(target.embedding), None if bias is None else bias.to(target.embedding))
+    return Linear(
+        weight.to(target.device, target.dtype), None if bias is None else bias.to(target.device, target.dtype)
+    )

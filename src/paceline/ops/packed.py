@@ -10,8 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from paceline.errors import PacelineError
+from paceline.ops.linear import Linear
 from paceline.ops.native.library import LEVELS, Library, Missing, level, load
 
 BF16 = 30  # ggml's id
@@ -80,7 +82,7 @@ class PackedLinear:
             raise PacelineError(f"this machine has no {chosen}", hint=f"it has: {', '.join(library.levels)}")
         self.level = chosen
         self._number = LEVELS.index(chosen)
-        self._linear, self._rows = library.functions["linear"], library.functions["rows"]
+        self._linear = library.functions["linear"]
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, in] bf16 → [T, out] bf16; `residual` [T, out] is added before the one rounding."""
@@ -109,17 +111,55 @@ class PackedLinear:
             raise MemoryError("the native product could not be computed")
         return y
 
+    def first(self, size: int) -> "PackedLinear":
+        """The first `size` outputs alone: a copy of their rows."""
+        if len(self.parts) != 1 or not 1 <= size <= self.out:
+            raise ValueError(f"the first {size} of {[part.out for part in self.parts]} outputs")
+        (part,) = self.parts
+        packed = self.packed[: _library().functions["packed_bytes"](part.type_id, size, part.inner)].clone()
+        header = packed[: _HEADER.itemsize].numpy().view(_HEADER)
+        header["out"], header["bytes"] = size, packed.numel()
+        return PackedLinear(packed, None if self.bias is None else self.bias[:size], self.level)
+
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
         """Rows of W, dequantised in float32 and rounded to bf16: [n] → [n, in]."""
-        ids = ids.to(torch.int64).contiguous()
-        out = torch.empty(ids.numel(), self.inner, dtype=torch.bfloat16)
-        if not self._rows(self.packed.data_ptr(), self.packed.numel(), ids.data_ptr(), ids.numel(), out.data_ptr()):
-            raise IndexError(f"a row beyond the {self.out} of the matrix")
-        return out
+        return look_up(ids, self.packed)
 
     def weight(self) -> torch.Tensor:
         """All of W, as `rows`: [out, in]."""
         return self.rows(torch.arange(self.out))
+
+
+AnyLinear = Linear | PackedLinear
+
+
+def linear_of(weight: torch.Tensor, bias: torch.Tensor | None = None) -> AnyLinear:
+    """The linear layer of a weight matrix, [out, in] or packed."""
+    return PackedLinear(weight, bias) if is_packed(weight) else Linear(weight, bias)
+
+
+def is_packed(weight: torch.Tensor) -> bool:
+    return weight.dtype == torch.uint8
+
+
+def shape_of(weight: torch.Tensor) -> tuple[int, ...]:
+    """The shape of the matrix that `weight` holds, packed or not."""
+    if not is_packed(weight):
+        return tuple(weight.shape)
+    found = parts(weight)
+    return sum(part.out for part in found), found[0].inner
+
+
+def look_up(ids: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Rows of a matrix, [rows, d] or packed (then dequantised in float32 and rounded to bf16): [n] → [n, d]."""
+    if not is_packed(table):
+        return F.embedding(ids, table)
+    ids = ids.to(torch.int64).contiguous()
+    out = torch.empty(ids.numel(), shape_of(table)[1], dtype=torch.bfloat16)
+    found = _library().functions["rows"](table.data_ptr(), table.numel(), ids.data_ptr(), ids.numel(), out.data_ptr())
+    if not found:
+        raise IndexError(f"a row beyond the {shape_of(table)[0]} of the matrix")
+    return out
 
 
 def _library() -> Library:

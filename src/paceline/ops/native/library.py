@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ _POINTER, _INT, _LONG, _TYPE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ct
 class Library:
     """functions: the C interface of api.cpp, by the name after `paceline_`. levels: those that this machine runs."""
 
-    functions: Mapping[str, "ctypes._CFuncPtrType"]
+    functions: Mapping[str, Any]
     levels: tuple[str, ...]
 
 
