@@ -61,4 +61,5 @@ def test_the_pool_is_torchs_own() -> None:
     if not Path("/proc/self/task").is_dir():
         pytest.skip("needs Linux's /proc")
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.split() == ["2", "2"]
+    before, after = map(int, result.stdout.split())
+    assert before == after >= 2

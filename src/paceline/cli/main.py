@@ -18,6 +18,7 @@ COMMANDS = {
     "pull": "download a model",
     "models": "list or delete models",
     "methods": "list the drafting methods, and what a model has for each",
+    "quality": "what a weight layout costs: KL, top-1 agreement, perplexity",
     "tune": "find what makes a method fast on this machine",
 }
 

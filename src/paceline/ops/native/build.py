@@ -1,7 +1,7 @@
 """Compile the C++ operators into one shared library with a plain C interface, which any Python can load.
 
-Run at installation (`hatch_build.py`) and by `make native`. Needs nothing but a C++17 compiler ($CXX, c++, g++ or
-clang++). Each instruction set is a file compiled for itself; one that the compiler does not know is left out.
+Run at installation (`hatch_build.py`), by `make native` and `make sanitize`. Needs nothing but a C++17 compiler ($CXX,
+c++, g++ or clang++). Each instruction set is a file compiled for itself; one that the compiler does not know is left out.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-LIBRARY = FOLDER / "libpaceline_ops.so"
+LIBRARY = Path(os.environ.get("PACELINE_OPS_LIBRARY") or FOLDER / "libpaceline_ops.so")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off")
 _AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mf16c")
 LEVELS = {  # beyond what every processor of the family has

@@ -109,7 +109,10 @@ static inline void decode_scales(const uint8_t* unit, int step, int tile, Chunk*
 template <uint32_t TYPE>
 static inline void decode(const uint8_t* unit, int steps, const Tables& tables, Chunk* c) {
   constexpr Format f = format_of(TYPE);
+  constexpr size_t ahead = 2 * CHUNK / f.block * f.unit_block();  // memory answers while this chunk is computed
   for (int first = 0; first < steps; first += f.steps(), unit += f.unit_block()) {
+    for (size_t line = 0; line < f.unit_block(); line += 64)
+      _mm_prefetch(reinterpret_cast<const char*>(unit) + ahead + line, _MM_HINT_T0);
     decode_scales<TYPE>(unit, first, 0, c);
     decode_scales<TYPE>(unit, first, TILE, c);
     for (int s = 0; s < f.steps(); s++)
@@ -120,19 +123,6 @@ static inline void decode(const uint8_t* unit, int steps, const Tables& tables, 
       }
   }
 }
-
-// Returns compute<TYPE>(…) for the type at hand.
-#define PACELINE_FOR_TYPE(type, compute, ...)                 \
-  switch (type) {                                             \
-    case Q4_0: return compute<Q4_0>(__VA_ARGS__);             \
-    case Q4_1: return compute<Q4_1>(__VA_ARGS__);             \
-    case Q5_0: return compute<Q5_0>(__VA_ARGS__);             \
-    case Q5_1: return compute<Q5_1>(__VA_ARGS__);             \
-    case Q8_0: return compute<Q8_0>(__VA_ARGS__);             \
-    case Q4_K: return compute<Q4_K>(__VA_ARGS__);             \
-    case Q5_K: return compute<Q5_K>(__VA_ARGS__);             \
-    case Q6_K: return compute<Q6_K>(__VA_ARGS__);             \
-  }
 
 }  // namespace PACELINE_LEVEL
 }  // namespace paceline

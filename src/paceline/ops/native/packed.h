@@ -129,4 +129,17 @@ static inline void scale_and_min(uint32_t a, uint32_t b, uint32_t c, int group, 
   *minimum = group < 4 ? b & 63 : (c >> 4 & 15) | (b >> 2 & 48);
 }
 
+// Returns compute<TYPE>(…) for the type at hand.
+#define PACELINE_FOR_TYPE(type, compute, ...)                 \
+  switch (type) {                                             \
+    case Q4_0: return compute<Q4_0>(__VA_ARGS__);             \
+    case Q4_1: return compute<Q4_1>(__VA_ARGS__);             \
+    case Q5_0: return compute<Q5_0>(__VA_ARGS__);             \
+    case Q5_1: return compute<Q5_1>(__VA_ARGS__);             \
+    case Q8_0: return compute<Q8_0>(__VA_ARGS__);             \
+    case Q4_K: return compute<Q4_K>(__VA_ARGS__);             \
+    case Q5_K: return compute<Q5_K>(__VA_ARGS__);             \
+    case Q6_K: return compute<Q6_K>(__VA_ARGS__);             \
+  }
+
 }  // namespace paceline
