@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from provenance import provenance, warn_if_busy
@@ -78,7 +79,7 @@ def main() -> None:
                 print(f"{name:5} {level:8} {out} x {inner}, plain read {read:.2f} ms, {size / read / 1e6:.1f} GB/s")
                 for rows in args.rows:
                     x = torch.randn(rows, inner).bfloat16()
-                    took = median_ms([lambda linear=linear: linear(x) for linear in held], args.repeats)
+                    took = median_ms([partial(linear, x) for linear in held], args.repeats)
                     print(f"  {rows:3} rows: {took:.3f} ms, {size / took / 1e6:.1f} GB/s", flush=True)
 
 

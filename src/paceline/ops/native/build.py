@@ -1,7 +1,8 @@
 """Compile the C++ operators into one shared library with a plain C interface, which any Python can load.
 
-Run at installation (`hatch_build.py`), by `make native` and `make sanitize`. Needs nothing but a C++17 compiler ($CXX,
-c++, g++ or clang++). Each instruction set is a file compiled for itself; one that the compiler does not know is left out.
+Run at installation (`hatch_build.py`), by `make native` and `make sanitize`. Needs nothing but a C++17 compiler
+($CXX, c++, g++ or clang++). Each instruction set is a file compiled for itself; one that the compiler does not know is
+left out.
 """
 
 import hashlib
