@@ -19,6 +19,7 @@ COMMANDS = {
     "models": "list or delete models",
     "methods": "list the drafting methods, and what a model has for each",
     "bench": "measure the drafting methods, plain decoding and other engines",
+    "quality": "what a weight layout costs: KL, top-1 agreement, perplexity",
     "tune": "find what makes a method fast on this machine",
 }
 

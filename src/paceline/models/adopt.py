@@ -13,6 +13,7 @@ from paceline.models.hf_config import config_from_hf
 from paceline.models.home import Progress, silent
 from paceline.models.layout import check_names, prepare
 from paceline.models.load import LoadedModel, load_source
+from paceline.models.packing import PACKED, pack_weights
 from paceline.models.sources import PRECISIONS, ModelParts, TokenizerCheck, accept_all, leftover_note, own_precision
 from paceline.models.tokenizer import Tokenizer
 
@@ -42,7 +43,10 @@ class TransformersSource:
             weights.pop("lm_head.weight", None)  # the embeddings once more
         notes = leftover_note(check_names(config, weights, self.name))
         chosen, precision_note = (precision, ()) if precision else own_precision(self.model.dtype)
-        tensors = dict(prepare(config, _effective(config, weights), PRECISIONS[chosen]))
+        canonical = _effective(config, weights)
+        tensors = dict(
+            prepare(config, pack_weights(canonical, chosen) if chosen in PACKED else canonical, PRECISIONS[chosen])
+        )
         return ModelParts(config, tensors, tokenizer, chosen, notes + precision_note)
 
 

@@ -24,6 +24,7 @@ from paceline.models.head_layer import HeadLayer
 from paceline.models.heads import DraftVocabulary, Eagle3Head, Eagle3Options, Eagle3Weights, EagleHead
 from paceline.models.hf_config import config_from_hf
 from paceline.ops.linear import Linear
+from paceline.ops.packed import AnyLinear, is_packed
 
 _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 
@@ -79,7 +80,7 @@ def load_eagle3(name: str, target: Decoder, aux_layers: Sequence[int] | None = N
         )
 
     def norm(key: str, width: int = size) -> torch.Tensor:
-        return files.take(key, width).to(target.embedding)
+        return files.take(key, width).to(target.device, target.dtype)
 
     vocabulary, output = _eagle3_output(files, target, size)
     weights = Eagle3Weights(
@@ -163,11 +164,12 @@ def _embedding(files: HeadFiles, target: Decoder, size: int) -> torch.Tensor:
     if own is None:
         check_hidden(files, "there is no embed_tokens.weight, and hidden_size", size, target.config.hidden_size)
         return target.embedding
-    own = own.to(target.embedding)
-    return target.embedding if torch.equal(own, target.embedding) else own
+    own = own.to(target.device, target.dtype)
+    same = not is_packed(target.embedding) and torch.equal(own, target.embedding)
+    return target.embedding if same else own
 
 
-def _eagle3_output(files: HeadFiles, target: Decoder, size: int) -> tuple[DraftVocabulary, Linear]:
+def _eagle3_output(files: HeadFiles, target: Decoder, size: int) -> tuple[DraftVocabulary, AnyLinear]:
     vocab_size, rows = target.config.vocab_size, files.rows("lm_head.weight")
     d2t, t2d = files.find("d2t", files.rows("d2t")), files.find("t2d", files.rows("t2d"))
     if not rows:
@@ -175,7 +177,7 @@ def _eagle3_output(files: HeadFiles, target: Decoder, size: int) -> tuple[DraftV
             raise PacelineError(f"{files.where}: there is d2t for {len(d2t)} draft tokens, but no lm_head.weight")
         check_hidden(files, "there is no lm_head.weight, and hidden_size", size, target.config.hidden_size)
         return DraftVocabulary(vocab_size), target.head
-    output = Linear(files.take("lm_head.weight", rows, size).to(target.embedding))
+    output = Linear(files.take("lm_head.weight", rows, size).to(target.device, target.dtype))
     if d2t is None:
         if rows < vocab_size:
             raise unnamed_rows(files, "lm_head.weight", rows, vocab_size, "d2t")
@@ -248,4 +250,4 @@ def _fuse_norms(files: HeadFiles, count: int, target: Decoder) -> tuple[torch.Te
     if not _flag(files, "fc_norm", "fc_norm.0.weight"):
         return ()
     width = target.config.hidden_size
-    return tuple(files.take(f"fc_norm.{i}.weight", width).to(target.embedding) for i in range(count))
+    return tuple(files.take(f"fc_norm.{i}.weight", width).to(target.device, target.dtype) for i in range(count))

@@ -61,7 +61,9 @@ def load_medusa(name: str, target: Decoder) -> MedusaHeads:
         if missing is not None:
             raise PacelineError(f"{files.where}: head {head} lacks the weight of its block {missing}")
         layers = tuple(linear(target, own[layer]["weight"], own[layer].get("bias")) for layer in range(len(own)))
-        output = target.head if not outputs else Linear(_selected(outputs[head], token_map).to(target.embedding))
+        output = target.head if not outputs else Linear(
+            _selected(outputs[head], token_map).to(target.device, target.dtype)
+        )
         heads.append(MedusaHead(layers, output))
     return MedusaHeads(tuple(heads), vocabulary)
 
@@ -173,4 +175,6 @@ def is_same_vocabulary(one: int, other: int) -> bool:
 
 
 def linear(target: Decoder, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    return Linear(weight.to(target.embedding), None if bias is None else bias.to(target.embedding))
+    return Linear(
+        weight.to(target.device, target.dtype), None if bias is None else bias.to(target.device, target.dtype)
+    )

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from paceline.models.head_layer import HeadLayer, HeadRows
 from paceline.ops.activation import silu
 from paceline.ops.linear import Linear
 from paceline.ops.norm import rms_norm
+from paceline.ops.packed import AnyLinear, look_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class MedusaHead:
     """y ← y + SiLU(W y + b) block by block, then an output layer (2401.10774, §3.1)."""
 
     blocks: tuple[Linear, ...]
-    output: Linear
+    output: AnyLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class EagleHead:
 
     hidden_layers: tuple[int, ...] = (-1,)
 
-    def __init__(self, layer: HeadLayer, embedding: torch.Tensor, fc: Linear, output: Linear) -> None:
+    def __init__(self, layer: HeadLayer, embedding: torch.Tensor, fc: Linear, output: AnyLinear) -> None:
         self.layer, self.embedding, self.fc, self.output = layer, embedding, fc, output
 
     def fuse(self, hidden: Mapping[int, torch.Tensor]) -> torch.Tensor:
@@ -130,7 +130,7 @@ class Eagle3Weights:
     embedding_norm: torch.Tensor
     feature_norm: torch.Tensor
     output_norm: torch.Tensor
-    output: Linear
+    output: AnyLinear
 
 
 class Eagle3Head:
@@ -177,7 +177,7 @@ class Eagle3Head:
 def _embedded(rows: Sequence[HeadRows], embedding: torch.Tensor) -> torch.Tensor:
     """[T, d]. A target with more padding can emit ids that the head has no row for; any stand-in is lossless."""
     ids = [token if token < len(embedding) else 0 for own in rows for token in own.tokens]
-    return F.embedding(torch.tensor(ids, device=embedding.device), embedding)
+    return look_up(torch.tensor(ids, device=embedding.device), embedding)
 
 
 def _features(rows: Sequence[HeadRows]) -> torch.Tensor:

@@ -21,9 +21,16 @@ from paceline.models.config import ModelConfig, described_by
 from paceline.models.hf_config import check_layer_count, config_from_hf
 from paceline.models.home import Progress, file_sha256, known_sha256
 from paceline.models.layout import canonical_parts, check_names, prepare
+from paceline.models.packing import PACKED, pack_weights
 from paceline.models.tokenizer import Tokenizer
 
-PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+# of activations, and of weights unless `models.packing` says otherwise
+PRECISIONS = {
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    **dict.fromkeys(PACKED, torch.bfloat16),
+}
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf")
 _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -87,7 +94,7 @@ class GGUFSource:
         hashes = [file_sha256(part, progress) for part in self.parts()]
         source = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
         key = store.PreparedKey(source, chosen)
-        prepared = store.get(key, self.path.name, lambda: self._recipe(PRECISIONS[chosen], accept), progress)
+        prepared = store.get(key, self.path.name, lambda: self._recipe(chosen, accept), progress)
         tokenizer = Tokenizer.load(prepared.tokenizer_folder)
         accept(prepared.config, tokenizer)
         return ModelParts(prepared.config, prepared.weights, tokenizer, chosen, prepared.notes)
@@ -107,7 +114,7 @@ class GGUFSource:
                 )
         return parts
 
-    def _recipe(self, dtype: torch.dtype, accept: TokenizerCheck) -> store.Recipe:
+    def _recipe(self, precision: str, accept: TokenizerCheck) -> store.Recipe:
         from paceline.models.gguf import open_gguf
         from paceline.models.gguf_config import config_from_gguf
         from paceline.models.gguf_tokenizer import tokenizer_from_gguf
@@ -117,10 +124,17 @@ class GGUFSource:
         inert = check_names(config, file.weight_names(), str(self.path))
         tokenizer = tokenizer_from_gguf(file)
         accept(config, tokenizer)
+        dtype = PRECISIONS[precision]
+        if precision == "file":
+            weights, size = file.packed_weights(), file.size
+        elif precision in PACKED:
+            weights, size = pack_weights(file.weights(torch.float32), precision), prepared_size(config, torch.uint8)
+        else:
+            weights, size = file.weights(dtype), prepared_size(config, dtype)
         return store.Recipe(
             config=config,
-            tensors=prepare(config, file.weights(dtype), dtype),
-            size=prepared_size(config, dtype),
+            tensors=prepare(config, weights, dtype),
+            size=size,
             notes=leftover_note(inert),
             save_tokenizer=tokenizer.save,
         )
@@ -153,8 +167,8 @@ class FolderSource:
         notes = leftover_note([*inert, *checkpoint.left_out])
         notes += _tied_head_note(config, checkpoint)
         chosen, precision_note = (precision, ()) if precision else own_precision(checkpoint.dtype())
-        dtype = PRECISIONS[chosen]
-        tensors = prepare(config, checkpoint.tensors(config, frozenset(inert)), dtype)
+        dtype, canonical = PRECISIONS[chosen], checkpoint.tensors(config, frozenset(inert))
+        tensors = prepare(config, pack_weights(canonical, chosen) if chosen in PACKED else canonical, dtype)
         weights = dict(_counted(tensors, prepared_size(config, dtype), f"loading {self.path.name}", progress))
         return ModelParts(config, weights, tokenizer, chosen, notes + precision_note)
 
