@@ -19,6 +19,8 @@ COMMANDS = {
     "models": "list or delete models",
     "methods": "list the drafting methods, and what a model has for each",
     "tune": "find what makes a method fast on this machine",
+    "data": "have a model write what its drafter is trained on",
+    "train": "train a drafter for a model",
 }
 
 EXIT_ERROR = 1

@@ -22,6 +22,7 @@ from paceline.errors import PacelineError
 from paceline.models.head_checkpoint import load_medusa
 from paceline.models.heads import MedusaHeads
 from paceline.models.load import LoadedModel
+from paceline.models.origin import check_origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,4 +94,5 @@ class MedusaDrafter:
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     if config.model is None:
         raise PacelineError("method 'medusa' needs its heads", hint='"model": a folder or a Hub id')
+    check_origin(config.model, target)
     return MedusaDrafter(load_medusa(config.model, target.decoder), config.tree(MEDUSA_TREE))

@@ -13,6 +13,7 @@ from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder
 from paceline.models.head_files import HeadFiles, open_head
 from paceline.models.heads import DraftVocabulary, MedusaHead, MedusaHeads
+from paceline.models.origin import own_settings
 from paceline.ops.linear import Linear
 
 KINDS = {"medusa": "Medusa heads", "eagle": "an EAGLE-1/2 head", "eagle3": "an EAGLE-3 head"}
@@ -28,6 +29,7 @@ def load_medusa(name: str, target: Decoder) -> MedusaHeads:
     wrong about it. Raises PacelineError.
     """
     files = opened(name, "medusa")
+    own_settings(files.config, files.where)
     hidden, vocab_size = target.config.hidden_size, target.config.vocab_size
     blocks: dict[int, dict[int, dict[str, torch.Tensor]]] = {}
     outputs: dict[int, torch.Tensor] = {}
@@ -47,12 +49,14 @@ def load_medusa(name: str, target: Decoder) -> MedusaHeads:
     token_map = files.find("token_map", files.rows("token_map"))
     files.check_empty(KINDS["medusa"])
     vocabulary = _medusa_vocabulary(files, outputs, token_map, vocab_size, target.device)
+    # without output layers of their own all heads read the target's, of a reduced vocabulary its rows
+    shared_output = target.head if token_map is None else Linear(target.head.weight[vocabulary.ids])
     heads = []
     for head in range(len(blocks)):
         if head not in blocks or (outputs and head not in outputs):
             raise PacelineError(f"{files.where}: head {head} of {len(blocks)} lacks its blocks or its output layer")
         own = [blocks[head][layer] for layer in sorted(blocks[head])]
-        output = target.head if not outputs else Linear(_selected(outputs[head], token_map).to(target.embedding))
+        output = shared_output if not outputs else Linear(_selected(outputs[head], token_map).to(target.embedding))
         heads.append(MedusaHead(tuple(linear(target, block["weight"], block.get("bias")) for block in own), output))
     return MedusaHeads(tuple(heads), vocabulary)
 

@@ -36,6 +36,7 @@ class LoadedModel:
     notes: tuple[str, ...]  # lines for the person who loads it
     exactness: ProbeResult
     load_seconds: float
+    source: ModelSource
 
     @property
     def exact(self) -> str:
@@ -132,6 +133,7 @@ def load_source(
         notes=parts.notes,
         exactness=probe(decoder, progress),
         load_seconds=time.perf_counter() - start,
+        source=source,
     )
 
 
