@@ -6,13 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from drafters.drafting_by_hand import Request
-from train.making import batch_of, eagle3, gradients, random_samples, target_of
+from train.making import (
+    batch_of,
+    check_that_training_computes_what_inference_drafts_from,
+    eagle3,
+    gradients,
+    random_samples,
+    target_of,
+)
 
-from paceline.core.tree_shapes import StaticTree
-from paceline.drafters.base import Features, create_drafter
+from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
-from paceline.drafters.eagle import EagleDrafter
 from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder
 from paceline.models.load import LoadedModel
@@ -49,33 +53,8 @@ def weights_hash(decoder: Decoder) -> str:
 def test_training_computes_what_inference_drafts_from(
     target: LoadedModel, samples: list[Sample], options: dict[str, object], vocab: int, tmp_path: Path
 ) -> None:
-    """The drafter is loaded from the written head and drafts a chain; the trainer is shown text and chain as one."""
     recipe = eagle3(target, samples, vocab, steps=4, **options)
-    recipe.write(tmp_path, {})
-    config = SpeculativeConfig(method="eagle3", model=str(tmp_path))
-    drafter = create_drafter(config, target)
-    assert isinstance(drafter, EagleDrafter)
-    drafter.tree = StaticTree.chain(4)
-    text = list(samples[0].token_ids)
-    states = batch_of(target, [replace(samples[0], token_ids=tuple(text[:-1]), assistant=())], recipe.layers)
-    request = Request(text)
-    drafter.observe(request, text[:-1], Features(states.hidden))
-    (proposal,) = drafter.propose([request], [4])
-    assert len(proposal.tokens) == 4
-    whole = Sample("", tuple(text) + proposal.tokens, ((len(text), len(text) + 4),))
-    other = random_samples(1, target.config.vocab_size, seed=9)[0]  # in the same pack
-    batch = batch_of(target, [other, whole], recipe.layers)
-    row = len(other.token_ids) + len(text) - 2
-    head = recipe.head()
-    compared = 0
-    for level in unroll(head, batch, 4):
-        (at,) = (level.tokens == row).nonzero()[0]
-        ours = head.logits(level.states[at][None])[0]
-        theirs = request.noted[proposal.tokens[: level.step]]
-        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-5 * float(theirs[theirs.isfinite()].abs().max()))
-        assert int(recipe.guesses(batch, 4)[level.step, row]) == proposal.tokens[level.step]
-        compared += 1
-    assert compared == 4
+    check_that_training_computes_what_inference_drafts_from(recipe, target, samples[0], tmp_path)
 
 
 def only(sample: Sample, token: int) -> Sample:

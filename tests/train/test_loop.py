@@ -85,7 +85,7 @@ def test_how_samples_are_cut_into_packs_changes_nothing(
     """All samples in one step: as one pack, and as many."""
     one = loop(target, samples, tmp_path / "one", steps=1, batch_tokens=10_000, accumulate=1)
     many = loop(target, samples, tmp_path / "many", steps=1, batch_tokens=40, accumulate=1000)
-    many._packs = lambda: iter([[[sample] for sample in samples]])  # type: ignore[method-assign]
+    many._packs = lambda: iter([[(i, [sample]) for i, sample in enumerate(samples)]])  # type: ignore[method-assign]
     one.run(), many.run()
     for name, parameter in one.recipe.parameters.items():
         other = many.recipe.parameters[name]

@@ -23,6 +23,9 @@ RUN = ("--steps", "4", "--hold-aside", "2", "--evaluate-tokens", "8", "--batch-t
 HEADS: dict[str, tuple[str, ...]] = {
     "eagle3": ("--ttt-steps", "2", "--draft-vocab-size", "64"),
     "medusa": ("--num-heads", "2", "--draft-vocab-size", "64"),
+    "early_exit": ("--layers", "1", "--draft-vocab-size", "64"),
+    "eagle": ("--ttt-steps", "1"),
+    "draft_model": ("--layers", "2", "--on-policy", "0.5"),
 }
 
 
@@ -37,7 +40,8 @@ def test_a_drafter_is_trained_and_used(
     told = capsys.readouterr()
     summary = json.loads(told.out)
     assert summary["steps"] == 4 and summary["evaluation"]["decoded_acceptance_length"] >= 1
-    assert summary["draft_vocabulary"]["size"] == 64 and 0 < summary["draft_vocabulary"]["training"] <= 1
+    if "--draft-vocab-size" in HEADS[method]:
+        assert summary["draft_vocabulary"]["size"] == 64 and 0 < summary["draft_vocabulary"]["training"] <= 1
     assert "6 samples, 2 held aside, skipped: none" in told.err and "--cache-features would take" in told.err
     provenance = json.loads((out / "provenance.json").read_text())
     assert provenance["target"]["weights"].startswith("tensors:") and provenance["samples"]["training"] == 6
@@ -46,7 +50,8 @@ def test_a_drafter_is_trained_and_used(
         assert main(["generate", "--model", model, "--json", "-n", "12", *options, "prompt 3"]) == 0
         answers.append(json.loads(capsys.readouterr().out))
     assert answers[0]["token_ids"] == answers[1]["token_ids"]
-    assert answers[1]["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0
+    drafted = answers[1]["metrics"]["speculative_decoding"]["num_draft_tokens"]
+    assert drafted > 0 or method == "early_exit"  # which drafts where it is confident
 
 
 def test_what_cannot_be_is_refused_in_a_line(

@@ -21,6 +21,7 @@ COMMANDS = {
     "tune": "find what makes a method fast on this machine",
     "data": "have a model write what its drafter is trained on",
     "train": "train a drafter for a model",
+    "export": "write a drafter for another engine",
 }
 
 EXIT_ERROR = 1

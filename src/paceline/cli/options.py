@@ -141,7 +141,8 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
     count = args.num_draft_tokens
     if count is not None:
         check_num_draft_tokens("--num-draft-tokens", count)
-    takes_model = [method for method in methods if find(method).needs_model]
+    takes_model = [method for method in methods if "model" in find(method).options]
+    needs_model = [method for method in methods if find(method).needs_model]
     contradiction = None
     if args.draft_model is not None and not takes_model:
         contradiction = (
@@ -153,8 +154,8 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
         contradiction = f"--num-draft-tokens {count} contradicts --method none, which drafts nothing"
     if contradiction is not None:
         raise PacelineError(contradiction, hint="leave one of the two out")
-    if args.draft_model is None and takes_model:
-        raise PacelineError(f"--method {args.method} needs {needed_model(takes_model[0])}", hint=MODEL_HINT)
+    if args.draft_model is None and needs_model:
+        raise PacelineError(f"--method {args.method} needs {needed_model(needs_model[0])}", hint=MODEL_HINT)
     values: dict[str, Any] = {"method": methods[0]} if len(methods) == 1 else {"methods": methods}
     if count is not None:
         values["num_draft_tokens"] = count

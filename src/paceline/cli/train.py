@@ -7,9 +7,12 @@ from paceline.cli.options import add_model_options, check_model_options
 
 RECIPES = {
     "eagle3": "a one-layer head on three of the target's hidden states",
+    "eagle": "a one-layer head on the target's last hidden state (EAGLE-1, EAGLE-2)",
     "medusa": "heads that each guess one token further ahead",
+    "early_exit": "an adapter by which the target's first layers draft",
+    "draft_model": "a small model, made of some of the target's layers",
 }
-LEARNING_RATES = {"eagle3": 3e-4, "medusa": 1e-3}
+LEARNING_RATES = {"eagle3": 3e-4, "eagle": 3e-4, "medusa": 1e-3, "early_exit": 1e-3, "draft_model": 1e-4}
 
 
 def add_parser(subparsers: Any) -> None:
@@ -67,6 +70,15 @@ def add_eagle3_options(parser: argparse.ArgumentParser) -> None:
     add_output_options(add)
 
 
+def add_eagle_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("head").add_argument
+    add("--ttt-steps", type=int, default=3, metavar="N", help="steps on the head's own states (default: %(default)s)")
+    add("--token-weight", type=float, default=0.1, metavar="X",
+        help="of the divergence, beside the distance of the states (default: %(default)s)")
+    add_divergence(add)
+    add_decay(add)
+
+
 def add_medusa_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("heads").add_argument
     add("--num-heads", type=int, default=4, metavar="N", help="tokens that are guessed ahead (default: %(default)s)")
@@ -74,17 +86,55 @@ def add_medusa_options(parser: argparse.ArgumentParser) -> None:
     add_output_options(add)
 
 
+def add_early_exit_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("exit").add_argument
+    add("--layers", type=int, metavar="E", help="layers that draft (default: a quarter)")
+    add("--inner", type=int, metavar="N", help="width of the adapter (default: twice the hidden size)")
+    add_draft_vocabulary(add)
+    add_divergence(add)
+
+
+def add_draft_model_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("student").add_argument
+    add("--layers", type=int, default=4, metavar="N",
+        help="of the target's, evenly spread, that the student begins as (default: %(default)s)")
+    add("--keep-layers", type=int, nargs="+", metavar="I", help="these layers instead, counted from 0")
+    add("--draft-vocab-size", type=int, default=0, metavar="N",
+        help="it draws from the first N ids, as draft_vocab_size has it; 0: from all (default: %(default)s)")
+    add("--on-policy", type=float, default=0.0, metavar="SHARE",
+        help="of the samples whose answers the student writes itself, anew each time (default: %(default)s)")
+    add_divergence(add)
+
+
 def add_output_options(add: Any) -> None:
+    add_draft_vocabulary(add)
+    add_divergence(add)
+    add_decay(add)
+
+
+def add_draft_vocabulary(add: Any) -> None:
     add("--draft-vocab-size", type=int, default=8192, metavar="N",
         help="drafts are of the N tokens said most; 0: of all (default: %(default)s)")
+
+
+def add_divergence(add: Any) -> None:
     add("--divergence", default="forward_kl", metavar="NAME",
         help="forward_kl, reverse_kl, jsd, tv or acceptance (default: %(default)s)")
+
+
+def add_decay(add: Any) -> None:
     add("--decay", type=float, default=0.8, metavar="X",
         help="weight of what is one token further ahead (default: %(default)s)")
 # fmt: on
 
 
-ADD_OPTIONS = {"eagle3": add_eagle3_options, "medusa": add_medusa_options}
+ADD_OPTIONS = {
+    "eagle3": add_eagle3_options,
+    "eagle": add_eagle_options,
+    "medusa": add_medusa_options,
+    "early_exit": add_early_exit_options,
+    "draft_model": add_draft_model_options,
+}
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,17 +4,13 @@ import argparse
 import json
 import logging
 import sys
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from paceline.cli.answering import plural
 from paceline.cli.loading import load
+from paceline.cli.recipes import Material, make
 from paceline.errors import PacelineError
-from paceline.models.heads import DraftVocabulary
 from paceline.models.home import megabytes
-from paceline.models.load import LoadedModel
 from paceline.models.origin import Origin
 from paceline.train.dataset import Sample, Samples, hold_aside, packs_per_epoch, read_samples
 from paceline.train.divergence import DIVERGENCES
@@ -24,20 +20,7 @@ from paceline.train.loop import EVALUATION, Features, Loop
 from paceline.train.processes import Processes, launched
 from paceline.train.provenance import provenance
 from paceline.train.recipe import Recipe
-from paceline.train.recipes.eagle3 import Eagle3Recipe, Eagle3Settings
-from paceline.train.recipes.medusa import MedusaRecipe, MedusaSettings
 from paceline.train.settings import Settings
-from paceline.train.vocabulary import coverage, most_frequent
-
-
-@dataclass(frozen=True, slots=True)
-class Material:
-    """What a recipe is made of."""
-
-    model: LoadedModel
-    origin: Origin
-    training: list[Sample]
-    aside: list[Sample]
 
 
 def train(args: argparse.Namespace) -> int:
@@ -56,12 +39,14 @@ def train(args: argparse.Namespace) -> int:
     logging.getLogger("paceline.train").setLevel(logging.INFO if processes.is_first else logging.WARNING)
     material = Material(model, Origin.of(model), training, aside)
     _tell(samples, material, processes)
-    recipe, facts = MAKERS[args.what](args, material)
+    made = make(args, material)
+    recipe, facts = made.recipe, made.facts
     about = provenance(model, material.origin, Path(args.data), samples, training, aside, processes) | facts
     prompts = [sample.token_ids[: sample.num_prompt] for sample in aside]
     evaluation = Evaluation(model, recipe, prompts, args.evaluate_tokens) if prompts else None
     out = Path(args.out)
-    loop = Loop(recipe, training, _features(args, recipe, material), settings, out, about, evaluation, processes)
+    features = _features(args, recipe, material)
+    loop = Loop(recipe, training, features, settings, out, about, evaluation, processes, made.rewrite)
     loop.run()
     if processes.is_first:
         summary = {"drafter": str(out), "method": recipe.method, "steps": loop.step, "tokens": loop.tokens, **facts}
@@ -122,42 +107,3 @@ def _tell(samples: Samples, material: Material, processes: Processes) -> None:
 
 def _use(recipe: Recipe, model: str, out: Path) -> str:
     return f"paceline generate --model {model} --method {recipe.method} --draft-model {out}"
-
-
-def _draft_vocabulary(args: argparse.Namespace, material: Material) -> tuple[DraftVocabulary, dict[str, Any]]:
-    """The reduced vocabulary, and how much of the answers it can say."""
-    config = material.model.config
-    vocabulary = most_frequent(material.training, args.draft_vocab_size, config.vocab_size, config.eos_token_ids)
-    covered = coverage(vocabulary, material.training, material.aside)
-    print(
-        f"draft vocabulary: {covered.size} of {config.vocab_size} tokens, {covered.training:.2%} of the answers "
-        f"({covered.held_aside:.2%} of those held aside)",
-        file=sys.stderr,
-    )
-    return vocabulary, {"draft_vocabulary": asdict(covered)}
-
-
-def _eagle3(args: argparse.Namespace, material: Material) -> tuple[Recipe, dict[str, Any]]:
-    vocabulary, facts = _draft_vocabulary(args, material)
-    settings = Eagle3Settings(
-        steps=args.ttt_steps,
-        decay=args.decay,
-        divergence=args.divergence,
-        aux_layers=None if args.aux_layers is None else tuple(args.aux_layers),
-        fuse_norms=args.fc_norm,
-        norm_before_residual=args.norm_before_residual,
-        norm_output=args.norm_output,
-    )
-    return Eagle3Recipe(material.model.decoder, material.origin, vocabulary, settings, args.seed), facts
-
-
-def _medusa(args: argparse.Namespace, material: Material) -> tuple[Recipe, dict[str, Any]]:
-    vocabulary, facts = _draft_vocabulary(args, material)
-    settings = MedusaSettings(args.num_heads, args.num_blocks, args.decay, args.divergence)
-    return MedusaRecipe(material.model.decoder, material.origin, vocabulary, settings, args.seed), facts
-
-
-MAKERS: dict[str, Callable[[argparse.Namespace, Material], tuple[Recipe, dict[str, Any]]]] = {
-    "eagle3": _eagle3,
-    "medusa": _medusa,
-}

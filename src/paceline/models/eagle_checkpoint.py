@@ -23,6 +23,7 @@ _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 def load_eagle(name: str, target: Decoder) -> EagleHead:
     """An EAGLE-1 or -2 head for `target`: the two differ in how their trees grow alone. Raises PacelineError."""
     files = opened(name, "eagle")
+    own_settings(files.config, files.where)
     config = _layer_config(files, _inner(files.config))
     size = target.config.hidden_size
     check_hidden(files, "hidden_size", config.hidden_size, size)

@@ -16,7 +16,12 @@ from paceline.models.heads import DraftVocabulary, MedusaHead, MedusaHeads
 from paceline.models.origin import own_settings
 from paceline.ops.linear import Linear
 
-KINDS = {"medusa": "Medusa heads", "eagle": "an EAGLE-1/2 head", "eagle3": "an EAGLE-3 head"}
+KINDS = {
+    "medusa": "Medusa heads",
+    "eagle": "an EAGLE-1/2 head",
+    "eagle3": "an EAGLE-3 head",
+    "early_exit": "an early exit's adapter",
+}
 T = TypeVar("T")
 _BLOCK = re.compile(r"(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)")
 _OUTPUT = re.compile(r"(?:(\d+)\.\d+|lm_heads\.(\d+))\.weight")
@@ -88,6 +93,8 @@ def kind_of(names: Iterable[str]) -> str | None:
         return "medusa"
     if "layer.hidden_norm.weight" in names:
         return "eagle3"
+    if "exit.down.weight" in names:
+        return "early_exit"
     return "eagle" if "fc.weight" in names and "layer.self_attn.q_proj.weight" in names else None
 
 

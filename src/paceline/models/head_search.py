@@ -67,7 +67,7 @@ def _shapes(folder: Path) -> dict[str, Shape]:
 
 def _misfit(kind: str, shapes: Mapping[str, Shape], target: ModelConfig) -> str | None:
     size = target.hidden_size
-    if kind == "medusa":
+    if kind in ("medusa", "early_exit"):
         fits = all(shape[-1] == size for name, shape in shapes.items() if name.endswith(".weight"))
     else:
         width = shapes.get("fc.weight", (0,))[-1]

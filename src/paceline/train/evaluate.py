@@ -48,6 +48,7 @@ class Evaluation:
             "method": self.recipe.method,
             "model": str(checkpoint),
             "num_speculative_tokens": self.num_draft_tokens,
+            **self.recipe.drafting,
         }
         llm = LLM(self.model, speculation, max_num_seqs=8)
         prompts = [{"prompt_token_ids": list(prompt)} for prompt in self.prompts]

@@ -29,13 +29,21 @@ logger = logging.getLogger("paceline.train")
 Features = Callable[[Sequence[Sample]], Batch]
 Evaluate = Callable[[Path], Mapping[str, Any]]
 """Given a checkpoint's folder: how its drafter does on the samples held aside."""
+Rewrite = Callable[[Sequence[Sample], int], Sequence[Sample]]
+"""Given a pack and its number in the run: the samples to learn from in its stead."""
 LOG = "log.jsonl"
 EVALUATION = "evaluation.json"
 CHECKPOINTS = "checkpoints"
 
 
+def as_it_is(pack: Sequence[Sample], number: int) -> Sequence[Sample]:
+    """No rewriting."""
+    return pack
+
+
 class Loop:
-    """A run in `out`. `about`: what its provenance says; `evaluate` hears of every checkpoint that is due for it."""
+    """A run in `out`. `about`: what its provenance says; `evaluate` hears of every checkpoint that is due for it;
+    `rewrite` may put other texts into a pack."""
 
     def __init__(
         self,
@@ -47,10 +55,12 @@ class Loop:
         about: Mapping[str, Any],
         evaluate: Evaluate | None = None,
         processes: Processes | None = None,
+        rewrite: Rewrite = as_it_is,
     ) -> None:
         self.recipe, self.samples, self.features, self.settings = recipe, samples, features, settings
         self.out, self.about, self.evaluate = out, about, evaluate
-        self.processes = processes or Processes()
+        self.processes, self.rewrite = processes or Processes(), rewrite
+        self.stop_after = settings.steps  # a visit may do a part; the schedule is the whole run's
         decayed = [p for p in recipe.parameters.values() if p.dim() > 1]
         others = [p for p in recipe.parameters.values() if p.dim() <= 1]
         groups = [{"params": decayed, "weight_decay": settings.weight_decay}, {"params": others, "weight_decay": 0.0}]
@@ -72,7 +82,7 @@ class Loop:
         self._resume()
         done: Path | None = None
         steps = self._packs()
-        while self.step < self.settings.steps:
+        while self.step < self.stop_after:
             outcome = self._advance(next(steps))
             self._log(outcome)
             done = self._save_if_due()
@@ -82,19 +92,19 @@ class Loop:
             checkpoint.publish(done, self.out)
         return done
 
-    def _packs(self) -> Iterator[list[list[Sample]]]:
-        """This process's packs of each step still to come."""
+    def _packs(self) -> Iterator[list[tuple[int, list[Sample]]]]:
+        """This process's packs, numbered, of each step still to come."""
         s = self.settings
-        packs = batches(self.samples, s.batch_tokens, s.seed)
+        packs = enumerate(batches(self.samples, s.batch_tokens, s.seed))
         steps = (list(itertools.islice(packs, s.accumulate)) for _ in itertools.count())
         return (self.processes.share(step) for step in itertools.islice(steps, self.step, None))
 
-    def _advance(self, packs: list[list[Sample]]) -> "StepOutcome":
+    def _advance(self, packs: list[tuple[int, list[Sample]]]) -> "StepOutcome":
         s = self.settings
         self.optimizer.zero_grad(set_to_none=False)
         total = StepOutcome(self.recipe.depth)
-        for pack in packs:
-            batch = self.features(pack)
+        for number, pack in packs:
+            batch = self.features(self.rewrite(pack, number))
             with torch.autocast(batch.ids.device.type, dtype=torch.bfloat16, enabled=s.bf16):
                 outcome = self.recipe.learn(batch)
             if outcome.tokens:
@@ -139,7 +149,7 @@ class Loop:
     def _save_if_due(self) -> Path | None:
         s = self.settings
         last = self.step == s.steps
-        if not last and not (s.save_every and self.step % s.save_every == 0):
+        if not last and self.step != self.stop_after and not (s.save_every and self.step % s.save_every == 0):
             return None
         folder = self.out / CHECKPOINTS
         place = folder / f"step-{self.step:07d}"

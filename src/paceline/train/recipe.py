@@ -40,6 +40,8 @@ class Recipe(Protocol):
     parameters: Parameters
     depth: int
     """Rows of an outcome's counts."""
+    drafting: Mapping[str, Any]
+    """Keys of speculative_config, besides the model's, that the drafter is measured with."""
 
     def learn(self, batch: Batch) -> Outcome: ...
 
@@ -69,6 +71,20 @@ def float_rows(linear: Linear, ids: torch.Tensor | None = None) -> torch.Tensor:
     if not isinstance(weight, torch.Tensor) or not weight.is_floating_point():
         raise PacelineError("training needs the target's weights as numbers", hint="load it with --dtype bf16 or fp32")
     return weight if ids is None else weight[ids]
+
+
+def next_token_guesses(after: torch.Tensor, batch: Batch, steps: int) -> torch.Tensor:
+    """`Recipe.guesses` of a drafter that reads the text alone: after[t] [T] is its guess of the token after token t."""
+    guesses = torch.full((steps, len(after)), -1)
+    for step in range(steps):
+        rows = batch.answers(step + 2).cpu().nonzero().flatten()
+        guesses[step, rows] = after[rows + step + 1]
+    return guesses
+
+
+def stored_dtype(target: Decoder) -> torch.dtype:
+    """Of a finished head: bf16 for a target that runs in it."""
+    return torch.bfloat16 if target.dtype == torch.bfloat16 else working_dtype(target)
 
 
 def working_dtype(target: Decoder) -> torch.dtype:

@@ -82,11 +82,10 @@ class _ThroughOutput(torch.autograd.Function):
         gradient = torch.zeros_like(states)
         for start in range(0, len(states), ROWS):
             part = slice(start, start + ROWS)
-            loss, own, gradient[part] = _compare(
-                states[part], output, selection.teacher, selection.rows[part], divergence
-            )
-            total += loss
-            counts += own
+            rows = selection.rows[part]
+            own, gradient[part] = _through(states[part], output, selection.teacher, rows, divergence)
+            total += own.loss
+            counts += own.counts
         ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(counts)
         return total, counts
@@ -97,18 +96,24 @@ class _ThroughOutput(torch.autograd.Function):
         return grad_loss * gradient, None, None, None
 
 
-def _compare(
+def _through(
     states: torch.Tensor, output: torch.Tensor, teacher: Teacher, rows: torch.Tensor, divergence: Divergence
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Lesson, torch.Tensor]:
+    """A chunk's lesson, and its gradient by the states."""
     with torch.enable_grad():
         leaf = states.detach().requires_grad_()
         logits = F.linear(leaf, output.to(leaf.dtype))
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        goal, covered = teacher.logits[rows], teacher.covered[rows]
-        loss = (divergence(logits, goal) * covered).sum()
-        (gradient,) = torch.autograd.grad(loss, leaf)
+        own = compare(logits.to(torch.promote_types(logits.dtype, torch.float32)), teacher, rows, divergence)
+        (gradient,) = torch.autograd.grad(own.loss, leaf)
+    return Lesson(own.loss.detach(), own.counts), gradient
+
+
+def compare(logits: torch.Tensor, teacher: Teacher, rows: torch.Tensor, divergence: Divergence) -> Lesson:
+    """Draft logits [m, D] against rows [m] of the teacher's: differentiable in all that they depend on."""
+    goal, covered = teacher.logits[rows], teacher.covered[rows]
+    loss = (divergence(logits, goal) * covered).sum()
     with torch.no_grad():
         agreed = (logits.argmax(-1) == goal.argmax(-1)) & covered
         overlap = torch.minimum(logits.softmax(-1), (goal - teacher.log_norm[rows][:, None]).exp()).sum()
         counts = torch.stack([overlap.new_tensor(len(rows)), agreed.sum().to(overlap), overlap]).double()
-    return loss.detach(), counts, gradient
+    return Lesson(loss, counts)

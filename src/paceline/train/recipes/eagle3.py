@@ -7,13 +7,13 @@ and output rows are the target's, frozen, and not stored. Source: 2503.01840, §
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 
 from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder
-from paceline.models.head_layer import HeadLayer
 from paceline.models.heads import DraftVocabulary, Eagle3Head, Eagle3Options, Eagle3Weights
 from paceline.models.hf_config import config_from_hf
 from paceline.models.origin import Origin
@@ -22,7 +22,17 @@ from paceline.train.batch import Batch
 from paceline.train.divergence import DIVERGENCES
 from paceline.train.feature_head import guess, learn
 from paceline.train.head_format import layer_description, write_head
-from paceline.train.recipe import Initial, Outcome, Parameters, float_rows, in_one_call, trainable, working_dtype
+from paceline.train.layer import initial_layer, trained_layer
+from paceline.train.recipe import (
+    Initial,
+    Outcome,
+    Parameters,
+    float_rows,
+    in_one_call,
+    stored_dtype,
+    trainable,
+    working_dtype,
+)
 from paceline.train.teacher import Teacher
 
 LAYER = "midlayer."
@@ -46,6 +56,7 @@ class Eagle3Recipe:
     """Raises PacelineError for a target with too few layers to choose three of."""
 
     method = "eagle3"
+    drafting: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self, target: Decoder, origin: Origin, vocabulary: DraftVocabulary, settings: Eagle3Settings, seed: int
@@ -60,22 +71,11 @@ class Eagle3Recipe:
         self.output = float_rows(target.head, vocabulary.ids).to(working_dtype(target))
 
     def _initial(self, seed: int) -> dict[str, torch.Tensor]:
-        c, count = self.layer_config, len(self.options.aux_layers)
-        size, inner = c.hidden_size, c.intermediate_size
+        count, size = len(self.options.aux_layers), self.layer_config.hidden_size
         draw = Initial(seed, working_dtype(self.target), self.target.device)
-        shapes = {
-            "self_attn.q_proj": (c.num_heads * c.head_dim, 2 * size),
-            "self_attn.k_proj": (c.num_kv_heads * c.head_dim, 2 * size),
-            "self_attn.v_proj": (c.num_kv_heads * c.head_dim, 2 * size),
-            "self_attn.o_proj": (size, c.num_heads * c.head_dim),
-            "mlp.gate_proj": (inner, size),
-            "mlp.up_proj": (inner, size),
-            "mlp.down_proj": (size, inner),
-        }
         tensors = {"fc.weight": draw.matrix(size, count * size)}
-        tensors |= {f"{LAYER}{name}.weight": draw.matrix(*shape) for name, shape in shapes.items()}
-        norms = ("hidden_norm", "input_layernorm", "post_attention_layernorm")
-        tensors |= {f"{LAYER}{name}.weight": draw.ones(size) for name in norms}
+        tensors |= initial_layer(draw, self.layer_config, 2 * size, LAYER)
+        tensors |= {f"{LAYER}{name}.weight": draw.ones(size) for name in ("hidden_norm", "input_layernorm")}
         tensors["norm.weight"] = draw.copy(self.target.norm)  # what is read by the target's output layer
         if self.settings.fuse_norms:
             tensors |= {f"fc_norm.{i}.weight": draw.ones(size) for i in range(count)}
@@ -83,13 +83,7 @@ class Eagle3Recipe:
 
     def head(self) -> Eagle3Head:
         """The head that inference drafts with, made of the trained tensors: gradients reach them."""
-        p, dtype = self.parameters, working_dtype(self.target)
-        layer = HeadLayer(
-            self.layer_config,
-            {name.removeprefix(LAYER): tensor for name, tensor in p.items() if name.startswith(LAYER)},
-            dtype,
-            self.target.device,
-        )
+        p = self.parameters
         weights = Eagle3Weights(
             embedding=self.target.embedding,
             fc=Linear(p["fc.weight"]),
@@ -102,7 +96,8 @@ class Eagle3Recipe:
             output_norm=p["norm.weight"],
             output=Linear(self.output),
         )
-        in_one_call((layer.qkv, layer.output, layer.gate_up, layer.down, weights.fc, weights.output))
+        in_one_call((weights.fc, weights.output))
+        layer = trained_layer(p, self.layer_config, LAYER)
         return Eagle3Head(layer, weights, self.vocabulary, self.options)
 
     def learn(self, batch: Batch) -> Outcome:
@@ -138,8 +133,7 @@ class Eagle3Recipe:
             "output_layer": "target",
             "embedding": "target",
         }
-        stored = torch.bfloat16 if self.target.dtype == torch.bfloat16 else working_dtype(self.target)
-        write_head(folder, config, own, self.origin, tensors, stored, provenance)
+        write_head(folder, config, own, self.origin, tensors, stored_dtype(self.target), provenance)
 
 
 def default_aux_layers(num_layers: int) -> tuple[int, ...]:

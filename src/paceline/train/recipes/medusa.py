@@ -8,6 +8,7 @@ starts from the target's own next token. Source: 2401.10774, §3.1 (Medusa-1).
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +20,16 @@ from paceline.ops.linear import Linear
 from paceline.train.batch import Batch
 from paceline.train.divergence import DIVERGENCES
 from paceline.train.head_format import write_head
-from paceline.train.recipe import Initial, Outcome, Parameters, float_rows, in_one_call, trainable, working_dtype
+from paceline.train.recipe import (
+    Initial,
+    Outcome,
+    Parameters,
+    float_rows,
+    in_one_call,
+    stored_dtype,
+    trainable,
+    working_dtype,
+)
 from paceline.train.teacher import Teacher, lesson
 
 
@@ -36,6 +46,7 @@ class MedusaSettings:
 class MedusaRecipe:
     method = "medusa"
     layers: tuple[int, ...] = (-1,)
+    drafting: Mapping[str, Any] = MappingProxyType({"speculative_token_tree": "chain"})
 
     def __init__(
         self, target: Decoder, origin: Origin, vocabulary: DraftVocabulary, settings: MedusaSettings, seed: int
@@ -102,5 +113,4 @@ class MedusaRecipe:
             "vocab_size": self.target.config.vocab_size,
         }
         own = {"method": self.method, "output_layer": "target"}
-        stored = torch.bfloat16 if self.target.dtype == torch.bfloat16 else working_dtype(self.target)
-        write_head(folder, config, own, self.origin, tensors, stored, provenance)
+        write_head(folder, config, own, self.origin, tensors, stored_dtype(self.target), provenance)
