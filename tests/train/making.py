@@ -28,7 +28,7 @@ def random_samples(count: int, vocab_size: int, seed: int = 0, longest: int = 30
         length = source.randint(8, longest)
         ids = tuple(source.randrange(vocab_size) for _ in range(length))
         middle = length // 2
-        spans = ((2, middle),) if i % 2 else ((3, middle - 1), (middle + 2, length))
+        spans = ((2, middle),) if i % 2 else ((2, middle - 1), (middle + 2, length))
         samples.append(Sample(f"s/{i}", ids, spans))
     return samples
 

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from paceline.core.params import SamplingParams
 from paceline.decode import decode
 from paceline.drafters.none import NoDrafter
@@ -31,13 +33,14 @@ class OnPolicy:
 
     def _rewritten(self, sample: Sample, number: int) -> Sample:
         start, stop = sample.assistant[0]
-        if start == 0:
+        if start == 0 or start == stop:
             return sample
         params = SamplingParams(
             temperature=self.temperature,
             max_tokens=stop - start,
             seed=derived_seed("student", self.seed, number, sample.id),
         )
-        steps = decode(self.student, sample.token_ids[:start], params, NoDrafter(), 0)
-        answer = tuple(token for step in steps for token in step.token_ids)
+        with torch.no_grad():  # its weights are being trained
+            steps = decode(self.student, sample.token_ids[:start], params, NoDrafter(), 0)
+            answer = tuple(token for step in steps for token in step.token_ids)
         return Sample(sample.id, sample.token_ids[:start] + answer, ((start, start + len(answer)),))
