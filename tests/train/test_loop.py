@@ -114,7 +114,7 @@ def test_features_from_disk_are_the_online_ones(
     online = OnlineFeatures(target.decoder, recipe.layers)
     for pack in (samples[:3], samples[2:5], samples[:3]):
         for layer in recipe.layers:
-            assert torch.equal(cached(pack).hidden[layer], online(pack).hidden[layer])
+            torch.testing.assert_close(cached(pack).hidden[layer], online(pack).hidden[layer], rtol=1e-4, atol=1e-4)
     again = CachedFeatures(target.decoder, recipe.origin, recipe.layers, samples, tmp_path)
     assert again.size_to_write < cached.size_to_write
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": 10})())

@@ -18,21 +18,24 @@ from paceline.models.origin import Origin
 from paceline.train.batch import Batch
 from paceline.train.dataset import Sample
 from paceline.train.features import OnlineFeatures
+from paceline.train.forward import whole_states
 from paceline.train.loop import Loop
 from paceline.train.on_policy import OnPolicy
 from paceline.train.recipes.draft_model import DraftModelRecipe, DraftModelSettings
 from paceline.train.settings import Settings
-from paceline.train.student import spread_layers, student_states
+from paceline.train.student import spread_layers
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_the_training_forward_is_the_decoders(family: str) -> None:
     decoder = tiny.tiny_decoder(family, dtype=torch.float64)
     samples = random_samples(3, 256, longest=40)
-    states = student_states(decoder, Batch.of(samples, {}))
+    states = whole_states(decoder, Batch.of(samples, {}).texts, (0, 2, -1))
     pool = decoder.new_pool(300)
-    out = decoder.forward([Segment(pool.new_sequence(), sample.token_ids) for sample in samples])
-    torch.testing.assert_close(states, decoder.final_hidden(out.hidden).clone(), rtol=1e-5, atol=1e-5)
+    out = decoder.forward([Segment(pool.new_sequence(), sample.token_ids) for sample in samples], taps=(0, 2))
+    torch.testing.assert_close(states[-1], decoder.final_hidden(out.hidden).clone(), rtol=1e-5, atol=1e-5)
+    for layer, rows in out.taps.items():
+        torch.testing.assert_close(states[layer], rows.clone(), rtol=1e-5, atol=1e-4)
 
 
 def recipe_of(folder: Path, dtype: str = "fp32", **settings: object) -> DraftModelRecipe:

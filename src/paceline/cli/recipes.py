@@ -11,13 +11,14 @@ from paceline.errors import PacelineError
 from paceline.models.heads import DraftVocabulary
 from paceline.models.load import LoadedModel
 from paceline.models.origin import Origin
-from paceline.train.dataset import Sample
+from paceline.train.dataset import Sample, batches
+from paceline.train.features import OnlineFeatures, usual_sizes
 from paceline.train.loop import Rewrite, as_it_is
 from paceline.train.on_policy import OnPolicy
 from paceline.train.recipe import Recipe
 from paceline.train.recipes.draft_model import DraftModelRecipe, DraftModelSettings
 from paceline.train.recipes.eagle import EagleRecipe, EagleSettings
-from paceline.train.recipes.eagle3 import Eagle3Recipe, Eagle3Settings
+from paceline.train.recipes.eagle3 import Eagle3Recipe, Eagle3Settings, default_aux_layers
 from paceline.train.recipes.early_exit import EarlyExitRecipe, EarlyExitSettings
 from paceline.train.recipes.medusa import MedusaRecipe, MedusaSettings
 from paceline.train.student import spread_layers
@@ -72,7 +73,11 @@ def _eagle3(args: argparse.Namespace, material: Material) -> Made:
         norm_before_residual=args.norm_before_residual,
         norm_output=args.norm_output,
     )
-    return Made(Eagle3Recipe(material.model.decoder, material.origin, vocabulary, settings, args.seed), facts)
+    target = material.model.decoder
+    aux = settings.aux_layers or default_aux_layers(target.config.num_layers)
+    some = next(batches(material.training, args.batch_tokens, args.seed))
+    scales = usual_sizes(OnlineFeatures(target, aux)(some))
+    return Made(Eagle3Recipe(target, material.origin, vocabulary, settings, args.seed, scales), facts)
 
 
 def _eagle(args: argparse.Namespace, material: Material) -> Made:

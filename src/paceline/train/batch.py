@@ -5,9 +5,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from paceline.models.decoder import Decoder, Segment
-from paceline.ops.attention import BLOCK
+from paceline.models.decoder import Decoder
 from paceline.train.dataset import Sample
+from paceline.train.forward import Texts, whole_states
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +49,12 @@ class Batch:
         stops = torch.tensor(self.lengths).cumsum(0).tolist()
         return list(zip([0, *stops], stops, strict=False))
 
+    @property
+    def texts(self) -> Texts:
+        return Texts(self.ids, self.positions, self.spans())
 
+
+@torch.no_grad()
 def target_states(target: Decoder, samples: Sequence[Sample], layers: Sequence[int]) -> dict[int, torch.Tensor]:
-    """The frozen target's states [T, d] at the samples' tokens, as inference computes them; no gradient reaches it."""
-    taps = [layer for layer in layers if layer >= 0]
-    pool = target.new_pool(sum(-(-len(sample.token_ids) // BLOCK) * BLOCK for sample in samples))
-    out = target.forward([Segment(pool.new_sequence(), sample.token_ids) for sample in samples], taps=taps)
-    states = {layer: out.taps[layer] for layer in taps}
-    if -1 in layers:
-        states[-1] = target.final_hidden(out.hidden)
-    # tensors that are born in inference mode cannot be saved for a backward pass
-    return {layer: rows.clone() for layer, rows in states.items()}
+    """The frozen target's states [T, d] at the samples' tokens; no gradient reaches it."""
+    return whole_states(target, Texts.of([sample.token_ids for sample in samples], target.device), layers)

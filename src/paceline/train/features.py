@@ -68,3 +68,8 @@ class CachedFeatures:
 
     def _file(self, sample: Sample) -> Path:
         return self.folder / f"{hashlib.sha256(repr(sample.token_ids).encode()).hexdigest()[:32]}.safetensors"
+
+
+def usual_sizes(batch: Batch) -> dict[int, torch.Tensor]:
+    """Of each layer's states, dimension by dimension: the root of the mean square [d], in float32, never 0."""
+    return {i: rows.float().pow(2).mean(0).sqrt().clamp(min=1e-3) for i, rows in batch.hidden.items()}

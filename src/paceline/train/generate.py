@@ -5,13 +5,13 @@ seed of each request follows from the run's seed and the prompt's id, so an inte
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.core.params import SamplingParams
 from paceline.engine.llm import LLM
-from paceline.engine.outputs import CompletionOutput, RequestOutput
+from paceline.engine.outputs import CompletionOutput, RequestOutput, Update
 from paceline.engine.request import RequestOptions
 from paceline.errors import PacelineError
 from paceline.train.conversation import Span, user_turn
@@ -122,10 +122,11 @@ def answer_prompts(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling, jour
                 running[number] = talk
         if not running:
             return num_too_long
-        for output in _step(llm):
+        updates = llm.engine.step()
+        num_tokens += sum(len(update.token_ids) for update in updates)
+        for output in _finished(updates):
             talk = running.pop(output.request_id)
             talk.hear(_answer(output))
-            num_tokens += output.usage.completion_tokens
             number = None if talk.is_over else begin(talk)
             if number is not None:
                 running[number] = talk
@@ -164,13 +165,14 @@ def write_prompts(
             params = sampling.params(k, "user", k, **more)
             running[llm.engine.add_request(opening.prompt_ids, params, RequestOptions())] = k
         while running:
-            for output in _step(llm):
+            updates = llm.engine.step()
+            num_tokens += sum(len(update.token_ids) for update in updates)
+            for output in _finished(updates):
                 answer = _answer(output)
                 k = running.pop(output.request_id)
                 record = {"attempt": k, "finish": answer.finish_reason, "text": answer.text.strip()}
                 journal.add(record)
                 written[k] = _written(record)
-                num_tokens += output.usage.completion_tokens
             report(sum(prompt is not None for prompt in written.values()), num_tokens)
 
 
@@ -181,8 +183,8 @@ def _written(record: dict[str, Any]) -> Prompt | None:
     return Prompt(f"self/{record['attempt']}", (record["text"],), "self")
 
 
-def _step(llm: LLM) -> Iterable[RequestOutput]:
-    return [update.output for update in llm.engine.step() if update.output is not None]
+def _finished(updates: Sequence[Update]) -> list[RequestOutput]:
+    return [update.output for update in updates if update.output is not None]
 
 
 def _answer(output: RequestOutput) -> CompletionOutput:

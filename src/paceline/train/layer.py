@@ -21,6 +21,8 @@ def initial_layer(draw: Initial, config: ModelConfig, width: int, prefix: str) -
         "mlp.down_proj": (size, inner),
     }
     tensors = {f"{prefix}{name}.weight": draw.matrix(*shape) for name, shape in shapes.items()}
+    for name in ("self_attn.o_proj", "mlp.down_proj"):  # at first the layer adds little to what it reads
+        tensors[f"{prefix}{name}.weight"] *= 0.1
     return {**tensors, f"{prefix}post_attention_layernorm.weight": draw.ones(size)}
 
 

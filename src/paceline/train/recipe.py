@@ -97,18 +97,18 @@ class Initial:
 
     def __init__(self, seed: int, dtype: torch.dtype, device: torch.device) -> None:
         self._generator = torch.Generator().manual_seed(seed)
-        self._dtype, self._device = dtype, device
+        self.dtype, self.device = dtype, device
 
     def matrix(self, rows: int, columns: int, scale: float = 1.0) -> torch.Tensor:
         """Normal with variance scale² / columns, drawn in float32."""
         drawn = torch.randn(rows, columns, generator=self._generator) * (scale / math.sqrt(columns))
-        return drawn.to(self._device, self._dtype)
+        return drawn.to(self.device, self.dtype)
 
     def ones(self, size: int) -> torch.Tensor:
-        return torch.ones(size, dtype=self._dtype, device=self._device)
+        return torch.ones(size, dtype=self.dtype, device=self.device)
 
     def zeros(self, *shape: int) -> torch.Tensor:
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor.detach().to(self._device, self._dtype).clone()
+        return tensor.detach().to(self.device, self.dtype).clone()

@@ -1,23 +1,14 @@
-"""A small model that is trained to draft: pruned from the target, and its forward over whole texts with a gradient.
-
-The same weights run in `Decoder` when it drafts (or answers, for on-policy training): the tensors are shared, the
-forward is written once more, for whole documents and without a cache; a test compares the two.
-"""
+"""A small model that is trained to draft, pruned from the target: its configuration and its first weights."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
 
 from paceline.errors import PacelineError
-from paceline.models.config import ModelConfig, RopeConfig, inverse_frequencies
+from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder
-from paceline.ops.activation import gated
 from paceline.ops.linear import Linear
-from paceline.ops.norm import rms_norm
-from paceline.ops.rotary import RotaryTable, rotary_table, rotate
-from paceline.train.batch import Batch
 
 
 def pruned(config: ModelConfig, layers: Sequence[int]) -> ModelConfig:
@@ -55,46 +46,3 @@ def pruned_weights(target: Decoder, layers: Sequence[int], dtype: torch.dtype) -
             if getattr(layer, name) is not None:
                 weights[f"layers.{place}.{name}"] = getattr(layer, name)
     return {name: tensor.detach().to(dtype).clone() for name, tensor in weights.items()}
-
-
-def student_states(student: Decoder, batch: Batch) -> torch.Tensor:
-    """What the output layer reads at every token [T, d], differentiable in the student's weights."""
-    c = student.config
-    x = F.embedding(batch.ids, student.embedding) * c.embedding_scale
-    rotary = {rope: _rotary(student, rope, batch) for rope in (c.rope, c.local_rope) if rope is not None}
-    documents = batch.spans()
-    for layer in student.layers:
-        heads = _product(layer.qkv, rms_norm(x, layer.attention_norm, c.rms_norm_eps)).view(len(x), -1, c.head_dim)
-        q, k, v = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = rms_norm(q, layer.q_norm, c.rms_norm_eps), rms_norm(k, layer.k_norm, c.rms_norm_eps)
-        rope = c.local_rope if layer.window is not None and c.local_rope is not None else c.rope
-        q, k = rotate(q, rotary[rope]) * c.attention_scale, rotate(k, rotary[rope])
-        mixed = torch.cat([_attend(q[a:b], k[a:b], v[a:b], layer.window) for a, b in documents])
-        y = _product(layer.output, mixed.flatten(1))
-        x = x + (y if layer.post_attention_norm is None else rms_norm(y, layer.post_attention_norm, c.rms_norm_eps))
-        y = _product(layer.gate_up, rms_norm(x, layer.mlp_norm, c.rms_norm_eps))
-        y = _product(layer.down, gated(y, c.activation))
-        x = x + (y if layer.post_mlp_norm is None else rms_norm(y, layer.post_mlp_norm, c.rms_norm_eps))
-    return rms_norm(x, student.norm, c.rms_norm_eps)
-
-
-def _product(linear: Linear, x: torch.Tensor) -> torch.Tensor:
-    return F.linear(x, linear.weight, linear.bias)
-
-
-def _rotary(student: Decoder, rope: RopeConfig, batch: Batch) -> RotaryTable:
-    frequencies, factor = inverse_frequencies(rope, student.config.head_dim, student.config.max_context)
-    return rotary_table(batch.positions, frequencies.to(batch.ids.device), factor, student.embedding.dtype)
-
-
-def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Causal attention within a document; q [n, heads, head_dim], scaled."""
-    n = len(q)
-    places = torch.arange(n, device=q.device)
-    seen = places[None] <= places[:, None]
-    if window is not None:
-        seen &= places[None] > places[:, None] - window
-    q, k, v = (x.transpose(0, 1)[None] for x in (q, k.to(q.dtype), v.to(q.dtype)))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=1.0, enable_gqa=True)
-    return out[0].transpose(0, 1)

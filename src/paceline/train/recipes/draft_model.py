@@ -22,9 +22,10 @@ from paceline.models.origin import Origin
 from paceline.models.tokenizer import Tokenizer
 from paceline.train.batch import Batch
 from paceline.train.divergence import DIVERGENCES
+from paceline.train.forward import whole_states
 from paceline.train.head_format import PROVENANCE
 from paceline.train.recipe import Outcome, Parameters, next_token_guesses, trainable, working_dtype
-from paceline.train.student import pruned, pruned_weights, student_states
+from paceline.train.student import pruned, pruned_weights
 from paceline.train.teacher import ROWS, Teacher, compare
 
 DEPTH = 4
@@ -60,7 +61,7 @@ class DraftModelRecipe:
     def learn(self, batch: Batch) -> Outcome:
         teacher = Teacher.of(self.target, batch, self.vocabulary)
         tokens = batch.answers(1).nonzero().flatten()
-        states = student_states(self.student, batch)[tokens]
+        states = self._states(batch)[tokens]
         rows = teacher.select(tokens).rows
         counts = torch.zeros(3, dtype=torch.float64)
         loss = states.new_zeros(())
@@ -69,6 +70,9 @@ class DraftModelRecipe:
             loss, counts = loss + part.loss, counts + part.counts.cpu()
         return Outcome(loss, len(tokens), counts.expand(DEPTH, 3))
 
+    def _states(self, batch: Batch) -> torch.Tensor:
+        return whole_states(self.student, batch.texts, (-1,))[-1]
+
     def _logits(self, states: torch.Tensor) -> torch.Tensor:
         size = self.settings.vocab_size or self.student.config.vocab_size
         logits = F.linear(states, self.student.head.weight[:size])
@@ -76,7 +80,7 @@ class DraftModelRecipe:
 
     @torch.no_grad()
     def guesses(self, batch: Batch, steps: int) -> torch.Tensor:
-        after = self._logits(student_states(self.student, batch)).argmax(-1).cpu()
+        after = self._logits(self._states(batch)).argmax(-1).cpu()
         return next_token_guesses(after, batch, steps)
 
     def describe(self) -> dict[str, Any]:

@@ -53,13 +53,23 @@ class Eagle3Settings:
 
 
 class Eagle3Recipe:
-    """Raises PacelineError for a target with too few layers to choose three of."""
+    """scales: of each layer that is read, the size [d] that its values usually have. A few are hundreds of times larger
+    than the rest; `fc` is trained as if all had size 1, and written as what reads the states as they are.
+
+    Raises PacelineError for a target with too few layers to choose three of.
+    """
 
     method = "eagle3"
     drafting: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
-        self, target: Decoder, origin: Origin, vocabulary: DraftVocabulary, settings: Eagle3Settings, seed: int
+        self,
+        target: Decoder,
+        origin: Origin,
+        vocabulary: DraftVocabulary,
+        settings: Eagle3Settings,
+        seed: int,
+        scales: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         self.target, self.origin, self.vocabulary, self.settings = target, origin, vocabulary, settings
         aux = settings.aux_layers or default_aux_layers(target.config.num_layers)
@@ -67,16 +77,22 @@ class Eagle3Recipe:
         self.layers, self.depth = (*aux, -1), settings.steps
         self.description = layer_description(target.config)
         self.layer_config = config_from_hf(self.description)
+        dtype = working_dtype(target)
+        scales = scales or {layer: torch.ones(target.config.hidden_size, device=target.device) for layer in aux}
+        self.scales = torch.cat([scales[layer].to(dtype) for layer in aux])  # [3 d]
         self.parameters: Parameters = trainable(self._initial(seed))
         self.output = float_rows(target.head, vocabulary.ids).to(working_dtype(target))
 
     def _initial(self, seed: int) -> dict[str, torch.Tensor]:
         count, size = len(self.options.aux_layers), self.layer_config.hidden_size
         draw = Initial(seed, working_dtype(self.target), self.target.device)
-        tensors = {"fc.weight": draw.matrix(size, count * size)}
+        # what begins as the last of the states, scaled: read by the output layer, it says about what the target will
+        tensors = {"fc.weight": draw.matrix(size, count * size, scale=0.1)}
+        tensors["fc.weight"][:, -size:] += torch.eye(size, dtype=draw.dtype, device=draw.device)
         tensors |= initial_layer(draw, self.layer_config, 2 * size, LAYER)
         tensors |= {f"{LAYER}{name}.weight": draw.ones(size) for name in ("hidden_norm", "input_layernorm")}
-        tensors["norm.weight"] = draw.copy(self.target.norm)  # what is read by the target's output layer
+        last = self.scales[-size:]
+        tensors["norm.weight"] = draw.copy(self.target.norm * last / last.pow(2).mean().sqrt())
         if self.settings.fuse_norms:
             tensors |= {f"fc_norm.{i}.weight": draw.ones(size) for i in range(count)}
         return tensors
@@ -86,7 +102,7 @@ class Eagle3Recipe:
         p = self.parameters
         weights = Eagle3Weights(
             embedding=self.target.embedding,
-            fc=Linear(p["fc.weight"]),
+            fc=Linear(p["fc.weight"] / self.scales),
             fuse_norms=tuple(p[f"fc_norm.{i}.weight"] for i in range(len(self.options.aux_layers)))
             if self.settings.fuse_norms
             else (),
@@ -112,7 +128,7 @@ class Eagle3Recipe:
         return {**asdict(self.settings), "aux_layers": self.options.aux_layers, "draft_vocab_size": len(self.output)}
 
     def write(self, folder: Path, provenance: Mapping[str, Any]) -> None:
-        tensors = dict(self.parameters)
+        tensors = {**self.parameters, "fc.weight": self.parameters["fc.weight"] / self.scales}
         if (ids := self.vocabulary.ids) is not None:
             tensors["d2t"] = ids - torch.arange(len(ids), device=ids.device)
             tensors["t2d"] = self.vocabulary.mask()
