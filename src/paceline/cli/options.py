@@ -145,8 +145,8 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
     count = args.num_draft_tokens
     if count is not None:
         check_num_draft_tokens("--num-draft-tokens", count)
+    takes_model = "auto" in methods or any("model" in find(method).options for method in methods)
     needs_model = [method for method in methods if find(method).needs_model]
-    takes_model = needs_model or "auto" in methods
     contradiction = None
     if args.draft_model is not None and not takes_model:
         contradiction = (

@@ -11,10 +11,18 @@ from paceline.models.checkpoint import canonical_name, effective
 from paceline.models.config import ModelConfig
 from paceline.models.hf_config import config_from_hf
 from paceline.models.home import Progress, silent
-from paceline.models.layout import check_names, prepare
+from paceline.models.layout import canonical_parts, check_names, prepare
 from paceline.models.load import LoadedModel, load_source
 from paceline.models.packing import PACKED, pack_weights
-from paceline.models.sources import PRECISIONS, ModelParts, TokenizerCheck, accept_all, leftover_note, own_precision
+from paceline.models.sources import (
+    PRECISIONS,
+    ModelParts,
+    TokenizerCheck,
+    accept_all,
+    leftover_note,
+    own_precision,
+    tensors_fingerprint,
+)
 from paceline.models.tokenizer import Tokenizer
 
 
@@ -33,6 +41,12 @@ class TransformersSource:
     def describe(self) -> ModelConfig:
         generation = getattr(self.model, "generation_config", None)
         return config_from_hf(self.model.config.to_dict(), None if generation is None else generation.to_dict())
+
+    def fingerprint(self) -> str:
+        names = sorted(canonical_parts(self.describe()))
+        state = self.model.state_dict().items()
+        weights = {canonical_name(name): tensor for name, tensor in state}
+        return tensors_fingerprint((name, weights[name]) for name in names)
 
     def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
         config = self.describe()

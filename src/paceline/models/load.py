@@ -37,6 +37,7 @@ class LoadedModel:
     notes: tuple[str, ...]  # lines for the person who loads it
     exactness: ProbeResult
     load_seconds: float
+    source: ModelSource
 
     @property
     def treatment(self) -> str:
@@ -150,6 +151,7 @@ def load_source(
         notes=parts.notes,
         exactness=probe(decoder, progress),
         load_seconds=time.perf_counter() - start,
+        source=source,
     )
 
 

@@ -138,6 +138,13 @@ def linear_of(weight: torch.Tensor, bias: torch.Tensor | None = None) -> AnyLine
     return PackedLinear(weight, bias) if is_packed(weight) else Linear(weight, bias)
 
 
+def unpacked(linear: AnyLinear) -> Linear:
+    """A linear layer whose weights are numbers. Raises PacelineError for a packed one."""
+    if isinstance(linear, PackedLinear):
+        raise PacelineError("this needs the model's weights as numbers, and they are packed", hint="use --dtype bf16")
+    return linear
+
+
 def is_packed(weight: torch.Tensor) -> bool:
     return weight.dtype == torch.uint8
 
