@@ -53,7 +53,7 @@ class TableDecoder:
 
     def __init__(self, table: Table, vocab_size: int) -> None:
         self.table = table
-        self.config = SimpleNamespace(vocab_size=vocab_size, max_context=64, eos_token_ids=())
+        self.config = SimpleNamespace(vocab_size=vocab_size, num_layers=1, max_context=64, eos_token_ids=())
 
     def new_pool(self, positions: int) -> Any:
         return SimpleNamespace(new_sequence=TableCache)

@@ -162,7 +162,7 @@ def test_reset_forgets_the_conversation(chat: Callable[..., Any]) -> None:
     first = chat("hello\n", "--seed", "5", "--temperature", "1")[1]
     assert out.startswith(first) and out.endswith(first) and len(out) > 2 * len(first)
     assert "a new conversation" in err
-    assert err[-1].startswith("whole chat: 1 answer")
+    assert err[-2].startswith("whole chat: 1 answer") and err[-1].startswith("auto: ")
 
 
 def test_the_system_message(chat: Callable[..., Any], tiny_llama_dir: Path) -> None:

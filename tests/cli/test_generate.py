@@ -215,6 +215,8 @@ def test_statistics(generate: Callable[..., Any], tiny_llama_dir: Path) -> None:
         "0",
         "--max-tokens",
         "10",
+        "--method",
+        "draft_model",
         "--draft-model",
         str(tiny_llama_dir),
         "-k",
@@ -345,7 +347,8 @@ def test_greedy_unless_something_asks_for_sampling(as_json: Callable[..., Any], 
 @pytest.mark.parametrize("rule", ["standard", "block"])
 def test_a_rule_is_used(rule: str, as_json: Callable[..., Any], tiny_llama_dir: Path) -> None:
     """The target as its own drafter, sampled with chance of its own: all is accepted, and other tokens come out."""
-    common = (TEXT, "--seed", "8", "--max-tokens", "24", "--ignore-eos", "--draft-model", str(tiny_llama_dir))
+    common = (TEXT, "--seed", "8", "--max-tokens", "24", "--ignore-eos", "--method", "draft_model")
+    common += ("--draft-model", str(tiny_llama_dir))
     answer, coupled = as_json(*common, "--rule", rule), as_json(*common, "--rule", "coupled")
     assert coupled["token_ids"] == as_json(*common)["token_ids"]
     assert answer["token_ids"] != coupled["token_ids"]

@@ -10,6 +10,8 @@ import pytest
 import torch
 from scipy.stats import chi2_contingency, chisquare
 
+from paceline.core.history import History
+from paceline.core.params import SamplingParams
 from paceline.core.rng import (
     CounterNoise,
     GeneratorDraws,
@@ -20,6 +22,7 @@ from paceline.core.rng import (
     token_hash,
     without_replacement,
 )
+from paceline.core.sampling import token_support
 
 LAW = torch.tensor([0.30, 0.25, 0.2, 0.1, 0.08, 0.05, 0.015, 0.005], dtype=torch.float64)
 MASK = (1 << 64) - 1
@@ -278,3 +281,10 @@ def test_the_bounded_race_takes_the_lowest_of_equals_and_stands_extreme_hashes(m
             patch.setattr(rng, "_mixed", lambda z, scratch, hashes=hashes: hashes)
             expected = int(rng.exponential(hashes).argmin())
             assert CounterNoise(1).race(torch.ones(8192, dtype=torch.float64)) == expected
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-44, 1e-46, 1e-300])
+def test_a_temperature_next_to_nothing_is_greedy_over_a_wide_vocabulary_too(temperature: float) -> None:
+    logits = torch.randn(50_000, generator=torch.Generator().manual_seed(0))
+    support = token_support(logits, SamplingParams(temperature=temperature), History((1,)))
+    assert CounterNoise(3).race(support) == int(logits.argmax())

@@ -19,7 +19,7 @@ from paceline.core.proposal import Proposal
 from paceline.core.verify import Standard
 from paceline.decode import decode
 from paceline.drafters.base import Drafter, Features, Needs, SequenceView, create_drafter
-from paceline.drafters.composite import CompositeDrafter, Member, member_configs, share
+from paceline.drafters.composite import BEFORE_OTHERS, CompositeDrafter, Member, member_configs, share
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.none import NoDrafter
@@ -234,7 +234,7 @@ def test_the_law_under_standard(kind: type[CompositeDrafter], fair: bool) -> Non
 
 
 def configs(**values: Any) -> list[SpeculativeConfig]:
-    return member_configs(SpeculativeConfig.from_dict({"method": "composite", **values}))
+    return member_configs(SpeculativeConfig.from_dict({"method": "composite", **values}), before_others=BEFORE_OTHERS)
 
 
 def test_names_share_the_options_around_them() -> None:

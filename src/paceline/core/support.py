@@ -6,6 +6,8 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import Tensor
 
+_TINY = torch.finfo(torch.float32).tiny  # a temperature below it would be 0 in float32
+
 
 @dataclass(frozen=True, slots=True)
 class Support:
@@ -57,7 +59,7 @@ class Tempered:
         """In float32: of weights that matter (above 10⁻¹², so exponents above −28), rounding moves 1 part in 10⁵."""
         weights = (self.logits - self.peak).float()
         if self.temperature != 1:
-            weights.div_(self.temperature)
+            weights.div_(max(self.temperature, _TINY))
         return weights.exp_()
 
     def at(self, index: Tensor) -> Tensor:
