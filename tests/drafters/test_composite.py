@@ -169,7 +169,7 @@ def test_no_token_changes_cold_or_warm(params: SamplingParams, stranger: bool) -
     drafter = composite(suffix, drafted, limits=(24, 3))
     drafts: set[bool] = set()
     for _ in range(2):
-        for k in (12, 1, 3):
+        for k in (12, 3):
             steps = list(decode(MODEL, PROMPT, params, drafter, k))
             assert [t for s in steps for t in s.token_ids] == expected
             drafts |= {step.num_draft_tokens > 3 for step in steps[:-1] if k == 12}
@@ -207,7 +207,7 @@ class Peeking(CompositeDrafter):
 def test_the_law_under_standard(kind: type[CompositeDrafter], fair: bool) -> None:
     """Suffix drafts where it has seen enough, a sampling drafter elsewhere: the target's law all the same.
 
-    Chi-square over the first three tokens, 3,000 answers, the pool holding the three before each; false alarm 10⁻⁶
+    Chi-square over the first three tokens, 2,000 answers, the pool holding the three before each; false alarm 10⁻⁶
     (seeds are fixed).
     """
     drafter = kind([Member(SuffixDrafter(min_score=1.0, max_cached_requests=3)), Member(TableDrafter(DRAFT, (1, 1)))])
@@ -222,7 +222,7 @@ def test_the_law_under_standard(kind: type[CompositeDrafter], fair: bool) -> Non
     drafter.propose = counting  # type: ignore[method-assign]
     params = SamplingParams(max_tokens=LENGTH + 1)
     case = Case("suffix, then a table", Standard(), lambda: drafter, lambda: TARGET, params, num_draft_tokens=2)
-    counted = quick_tally(case, case.seeds(0, 3000))
+    counted = quick_tally(case, case.seeds(0, 2000))
     assert min(sources[True], sources[False]) > 0.1 * sources.total()
     if fair:
         assert not faults(counted, case.law, 1e-6)

@@ -12,7 +12,7 @@ from paceline.core.params import SamplingParams
 
 pytestmark = pytest.mark.model
 
-NUM_TOKENS = 10
+NUM_TOKENS = 8
 PARAMS = (
     SamplingParams(temperature=0, ignore_eos=True, max_tokens=NUM_TOKENS),
     SamplingParams(temperature=0.8, top_p=0.95, seed=20_260, ignore_eos=True, max_tokens=NUM_TOKENS),

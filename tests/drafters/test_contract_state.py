@@ -69,14 +69,14 @@ def test_a_prefix_hit_finds_it_ready(target: Target, drafter: Drafter, case: Cas
 @every_drafting_case
 def test_an_exception_in_mid_draft_leaves_it_as_it_was(target: Target, case: Case) -> None:
     """Asked again, it drafts what it would have drafted."""
-    statistics = []
+    statistics, params = [], longer(SEEDED, 14)
     for wrapper in (Wrapped, Stumbling):
         drafter = target.drafter(case)
         with nothing_left(drafter):
             engine = target.engine(watched := wrapper(drafter), case)
-            numbers = [engine.add_request(prompt_of(length), SEEDED, PRIVATE) for length in (40, 33)]
+            numbers = [engine.add_request(prompt_of(length), params, PRIVATE) for length in (40, 33)]
             result = run(engine)
-        expected = [plain(target.decoder, prompt_of(length), SEEDED) for length in (40, 33)]
+        expected = [plain(target.decoder, prompt_of(length), params) for length in (40, 33)]
         assert [result.ids(number) for number in numbers] == expected
         assert not engine.speculation.faults and engine.pool.blocks_in_use == 0
         statistics.append([result.outputs[number].metrics.speculation for number in numbers])
