@@ -2,6 +2,7 @@
 
     python bench/decode_speed.py PROMPTS.jsonl --raw --model qwen2.5-coder-1.5b --draft-model qwen2.5-coder-0.5b
 
+Each arm's first step is left out of tokens and time: the prompt, and for a draft model its catching up with it.
 A line of PROMPTS.jsonl is {"turns": [text, …]}; the first turn is the prompt (`--raw`: completed as it is).
 """
 
@@ -101,7 +102,8 @@ def main() -> int:
     same = plain.outputs == speculative.outputs
     ratio = speculative.tokens_per_second / plain.tokens_per_second
     print(
-        f"\n{args.model} {args.dtype} (exact: {target.exact}), {len(rows)} prompts x {args.tokens} tokens\n"
+        f"\n{args.model} {args.dtype} (exact: {target.exact}), "
+        f"{len(rows)} prompts x {args.tokens} tokens, first steps left out\n"
         f"plain        {plain.tokens_per_second:7.2f} tokens/s, {1e3 * plain.seconds / plain.passes:7.1f} ms a pass\n"
         f"speculative  {speculative.tokens_per_second:7.2f} tokens/s, "
         f"{1e3 * speculative.seconds / speculative.passes:7.1f} ms a round, "
