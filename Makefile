@@ -19,10 +19,12 @@ PROBE = import signal, sys, urllib.request as request; signal.alarm(6); \
 TORCH_INDEX = $(if $(HAS_GPU),,$(shell $(PYTHON) -c '$(PROBE)' '$(CPU_WHEEL_INDEX)' 2>/dev/null))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test check lint types layers format test-slow test-network test-oldest verify-matrix clean distclean
+.PHONY: help demo native sanitize test check lint types layers format test-slow test-network test-oldest verify-matrix clean distclean
 
 help:
 	@echo "make demo           install, fetch SmolLM2-135M, stream an answer, print its statistics"
+	@echo "make native         compile the C++ operators again, after a change to them"
+	@echo "make sanitize       the operators' tests under AddressSanitizer and UBSan"
 	@echo "make test           the test suite (PYTEST_ARGS='tests/core -x' for a part)"
 	@echo "make check          lint, types, layers, tests: what CI runs"
 	@echo "make format         rewrite the sources as the linter wants them"
@@ -35,6 +37,18 @@ help:
 demo: $(VENV)/.stamp-install
 	$(BIN)/paceline generate --model smollm2-135m --method ngram --max-tokens 96 --temperature 0 --stats \
 		"Write these three lines, then write them again: The sun rises in the east. The sun sets in the west. The moon follows."
+
+native: $(VENV)/.stamp-install
+	$(BIN)/python -m paceline.ops.native.build
+
+# torch leaks by design; a preloaded runtime sees every allocation, Python's too.
+SANITIZED := PACELINE_OPS_LIBRARY=build/libpaceline_ops.sanitized.so
+sanitize: $(VENV)/.stamp-dev
+	@mkdir -p build
+	$(SANITIZED) $(BIN)/python -m paceline.ops.native.build \
+		-g -fsanitize=address,undefined -fno-sanitize-recover=undefined
+	$(SANITIZED) LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
+		$(BIN)/python -m pytest -q tests/ops/test_packed.py $(PYTEST_ARGS)
 
 test: $(VENV)/.stamp-dev
 	$(PYTEST) $(PYTEST_ARGS)
@@ -93,7 +107,8 @@ $(VENV)/.stamp-torch: constraints/cpu.txt | $(VENV)/.stamp-venv
 	$(PIP) torch $(TORCH_CONSTRAINT) $(TORCH_INDEX)
 	@touch $@
 
-$(VENV)/.stamp-install: pyproject.toml $(VENV)/.stamp-torch
+$(VENV)/.stamp-install: pyproject.toml hatch_build.py $(wildcard src/paceline/ops/native/*.cpp) \
+		$(wildcard src/paceline/ops/native/*.h) $(VENV)/.stamp-torch
 	$(PIP) $(TORCH_CONSTRAINT) -e .
 	@touch $@
 

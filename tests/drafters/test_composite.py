@@ -245,6 +245,15 @@ def test_names_share_the_options_around_them() -> None:
     assert two == SpeculativeConfig("draft_model", 6, model="small")
 
 
+def test_a_model_goes_to_those_who_need_one() -> None:
+    def models(*methods: str) -> list[str | None]:
+        config = SpeculativeConfig.from_dict({"methods": list(methods), "model": "X"})
+        return [member.model for member in member_configs(config)]
+
+    assert models("early_exit", "eagle3") == [None, "X"]
+    assert models("suffix", "early_exit") == [None, "X"]
+
+
 def test_mappings_have_options_of_their_own() -> None:
     members = [
         {"method": "suffix", "suffix_decoding_min_score": 3},

@@ -95,7 +95,7 @@ def banner(model: LoadedModel, speculation: SpeculativeConfig, params: SamplingP
         device += f" ({plural(torch.get_num_threads(), 'thread')})"
     parts = [
         model.name,
-        f"{model.precision} weights and activations",
+        model.treatment,
         device,
         f"exact: {model.exactness.exact}",
         f"method: {method_name(speculation)}",

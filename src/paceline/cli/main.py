@@ -19,7 +19,11 @@ COMMANDS = {
     "models": "list or delete models",
     "methods": "list the drafting methods, and what a model has for each",
     "bench": "measure the drafting methods, plain decoding and other engines",
+    "quality": "what a weight layout costs: KL, top-1 agreement, perplexity",
     "tune": "find what makes a method fast on this machine",
+    "data": "have a model write what its drafter is trained on",
+    "train": "train a drafter for a model",
+    "export": "write a drafter for another engine",
 }
 
 EXIT_ERROR = 1

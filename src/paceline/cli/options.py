@@ -16,7 +16,11 @@ from paceline.errors import PacelineError
 DEFAULTS = SamplingParams()
 # What the other registries hold, which themselves would import torch; a test compares.
 RULE_NAMES = ("coupled", "standard", "block")
-DTYPE_NAMES = ("auto", "bf16", "fp32", "fp64")
+DTYPE_NAMES = ("auto", "bf16", "fp32", "fp64", "file", "int8", "int4")
+DTYPE_HELP = (
+    "auto (the model's own), bf16, fp32 or fp64; file: matrices computed on as the file stores them; "
+    "int8, int4: made into groups of 32 (default: %(default)s)"
+)
 DTYPE_SPELLINGS = ("bfloat16", "float32", "float64")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
@@ -48,7 +52,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("model").add_argument
     where = "a name of `paceline models`, a folder, a GGUF file or a Hub id"
     add("--model", "-m", default="smollm2-135m", metavar="NAME", help=f"{where} (default: %(default)s)")
-    add("--dtype", default="auto", help="auto (the model's own), bf16, fp32 or fp64 (default: %(default)s)")
+    add("--dtype", default="auto", help=DTYPE_HELP)
     add("--device", default="auto", help="auto (cuda where there is one), cpu, cuda, cuda:1 … (default: %(default)s)")
     add("--threads", type=int, metavar="N", help="CPU threads (default: one a core)")
     add("--max-context", type=int, metavar="N", help="positions to allow (default: the model's own)")
@@ -141,8 +145,8 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
     count = args.num_draft_tokens
     if count is not None:
         check_num_draft_tokens("--num-draft-tokens", count)
+    takes_model = "auto" in methods or any("model" in find(method).options for method in methods)
     needs_model = [method for method in methods if find(method).needs_model]
-    takes_model = needs_model or "auto" in methods
     contradiction = None
     if args.draft_model is not None and not takes_model:
         contradiction = (

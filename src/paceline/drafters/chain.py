@@ -1,6 +1,6 @@
 """A chain in the making, and chains drafted by a part of the target itself. Not a method: drafters share it."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,11 +70,12 @@ class OwnDraft:
 def draft_in_place(
     target: Decoder,
     layers: Sequence[LayerStep],
+    read: Callable[[torch.Tensor], torch.Tensor],
     sequences: Sequence[SequenceView],
     budgets: Sequence[int],
     min_confidence: float,
 ) -> list[OwnDraft]:
-    """Draft with `layers` of the target, for all sequences together.
+    """Draft with `layers` of the target, for all sequences together; `read` makes logits [n, V] of their states [n, d].
 
     They read the target's committed rows as if those were their own, and write only behind them: the root's row and
     those of drafted tokens, all of which the next target pass writes again.
@@ -86,7 +87,7 @@ def draft_in_place(
     live = [draft for draft in drafts if draft.chain.budget > 0]
     while live:
         out = target.forward([Segment(draft.cache, [draft.last]) for draft in live], layers=layers)
-        for draft, hidden, logits in zip(live, out.hidden, target.logits(out.hidden), strict=True):
+        for draft, hidden, logits in zip(live, out.hidden, read(out.hidden), strict=True):
             draft.take(hidden, logits, min_confidence)
         live = [draft for draft in live if draft.chain.open]
     return drafts

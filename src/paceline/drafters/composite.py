@@ -179,10 +179,15 @@ def member_configs(
             option in find(name).options and option not in m.options() for name, m in zip(named, members, strict=True)
         ):
             raise PacelineError(f"no method of {', '.join(named)} takes {option} from {whole}", hint="leave it out")
+    # who could do without a model leaves it to those who need one
+    waiting = any(find(m.method).needs_model and "model" not in m.options() for m in members)
     last = len(members) - 1
-    return [_fill_in(m, options if i == last else {**before_others, **options}) for i, m in enumerate(members)]
+    return [_fill_in(m, options if i == last else {**before_others, **options}, waiting) for i, m in enumerate(members)]
 
 
-def _fill_in(member: SpeculativeConfig, options: dict[str, Any]) -> SpeculativeConfig:
-    taken = find(member.method).options - member.options()
+def _fill_in(member: SpeculativeConfig, options: dict[str, Any], model_is_awaited: bool) -> SpeculativeConfig:
+    method = find(member.method)
+    taken = method.options - member.options()
+    if model_is_awaited and not method.needs_model:
+        taken -= {"model"}
     return replace(member, **{name: value for name, value in options.items() if name in taken})

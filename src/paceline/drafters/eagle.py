@@ -27,6 +27,7 @@ from paceline.models.eagle_checkpoint import load_eagle, load_eagle3
 from paceline.models.head_layer import HeadRows, Path
 from paceline.models.heads import FeatureHead
 from paceline.models.load import LoadedModel
+from paceline.models.origin import check_origin
 
 CATCH_UP_ROWS = 128  # rows of one sequence in a catch-up pass, at most
 TREE_ROWS = 1024  # more than a tree of the most levels and the widest frontier that are of use
@@ -213,11 +214,13 @@ class EagleDrafter:
 
 
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
+    check_origin(_model(config), target)
     head = load_eagle(_model(config), target.decoder)
     return EagleDrafter("eagle", head, _tree(config), _cache_tokens(config, target))
 
 
 def create_eagle3(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
+    check_origin(_model(config), target)
     head = load_eagle3(_model(config), target.decoder, config.aux_hidden_layers)
     return EagleDrafter("eagle3", head, _tree(config), _cache_tokens(config, target))
 

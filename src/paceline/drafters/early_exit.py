@@ -4,7 +4,8 @@ Idea: a model trained for it often knows the next token after a quarter of its l
 what the first layers computed for a drafted token (keys, values, and the hidden state that leaves them) is exactly what
 verification would compute, so its pass runs only the other layers for those rows.
 Cost a step: K passes of E layers and the head, most of it saved again in the target's pass.
-Pays with models trained for early exits (LayerSkip's); others agree with their early layers less often.
+Pays with models trained for early exits (LayerSkip's), or with an adapter trained for the exit (`paceline train
+early_exit`); bare, others agree with their early layers less often.
 Lossless under every lossless rule: whether to stop is settled by the distribution before a token is drawn.
 Source: Elhoushi et al., LayerSkip, 2404.16710.
 """
@@ -18,22 +19,31 @@ from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.stateless import Stateless
 from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder, LayerStep
+from paceline.models.exit_adapter import ExitAdapter, load_exit_adapter
 from paceline.models.load import LoadedModel
+from paceline.models.origin import check_origin
 
 
 class EarlyExitDrafter(Stateless):
-    """Drafts chains with the first `num_layers` layers of `target`."""
+    """Drafts chains with the first `num_layers` layers of `target`, read by its output layer through an `adapter`."""
 
     name = "early_exit"
 
-    def __init__(self, target: Decoder, num_layers: int, min_confidence: float = DEFAULT_CONFIDENCE) -> None:
+    def __init__(
+        self,
+        target: Decoder,
+        num_layers: int,
+        min_confidence: float = DEFAULT_CONFIDENCE,
+        adapter: ExitAdapter | None = None,
+    ) -> None:
         self.target = target
+        self.read = target.logits if adapter is None else adapter.logits
         self.min_confidence = min_confidence
         self.needs = Needs(early_layer=num_layers)
         self.layers = [LayerStep(i) for i in range(num_layers)]
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
-        drafts = draft_in_place(self.target, self.layers, sequences, budgets, self.min_confidence)
+        drafts = draft_in_place(self.target, self.layers, self.read, sequences, budgets, self.min_confidence)
         return [draft.early_proposal() for draft in drafts]
 
 
@@ -43,10 +53,19 @@ def default_exit(num_layers: int) -> int:
 
 
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
-    count, layer = target.config.num_layers, config.early_exit_layer
+    count, layer, adapter = target.config.num_layers, config.early_exit_layer, None
+    if config.model is not None:
+        check_origin(config.model, target)
+        adapter = load_exit_adapter(config.model, target.decoder)
+        if layer not in (None, adapter.num_layers):
+            raise PacelineError(
+                f"early_exit_layer is {layer}, and {config.model} was trained for layer {adapter.num_layers}",
+                hint="leave early_exit_layer out",
+            )
+        layer = adapter.num_layers
     if layer is None:
         layer = default_exit(count)
     if layer >= count:
         raise PacelineError(f"early_exit_layer is {layer} and the model has {count} layers: the exit must come before")
     threshold = config.draft_confidence_threshold
-    return EarlyExitDrafter(target.decoder, layer, DEFAULT_CONFIDENCE if threshold is None else threshold)
+    return EarlyExitDrafter(target.decoder, layer, DEFAULT_CONFIDENCE if threshold is None else threshold, adapter)

@@ -39,7 +39,7 @@ class LayerSkipDrafter(Stateless):
         self.layers = [LayerStep(i, i not in skip_attention, i not in skip_mlp) for i in layers]
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
-        drafts = draft_in_place(self.target, self.layers, sequences, budgets, self.min_confidence)
+        drafts = draft_in_place(self.target, self.layers, self.target.logits, sequences, budgets, self.min_confidence)
         return [draft.proposal() for draft in drafts]
 
 

@@ -22,6 +22,7 @@ from paceline.errors import PacelineError
 from paceline.models.head_checkpoint import load_medusa
 from paceline.models.heads import MedusaHeads
 from paceline.models.load import LoadedModel
+from paceline.models.origin import check_origin
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +94,7 @@ class MedusaDrafter:
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     if config.model is None:
         raise PacelineError("method 'medusa' needs its heads", hint='"model": a folder or a Hub id')
+    check_origin(config.model, target)
     heads, tree = load_medusa(config.model, target.decoder), config.tree(MEDUSA_TREE)
     if tree is config.speculative_token_tree and tree.within(len(heads.heads)) != tree:
         raise PacelineError(

@@ -96,7 +96,7 @@ _SINGLE = {
     "early_exit": Method(
         "paceline.drafters.early_exit:create",
         "the target's first layers; verification goes on where they stopped",
-        frozenset({"early_exit_layer", "draft_confidence_threshold"}),
+        frozenset({"model", "early_exit_layer", "draft_confidence_threshold"}),
         paper="2404.16710",
     ),
     "lookahead": Method(

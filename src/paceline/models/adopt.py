@@ -11,9 +11,18 @@ from paceline.models.checkpoint import canonical_name, effective
 from paceline.models.config import ModelConfig
 from paceline.models.hf_config import config_from_hf
 from paceline.models.home import Progress, silent
-from paceline.models.layout import check_names, prepare
+from paceline.models.layout import canonical_parts, check_names, prepare
 from paceline.models.load import LoadedModel, load_source
-from paceline.models.sources import PRECISIONS, ModelParts, TokenizerCheck, accept_all, leftover_note, own_precision
+from paceline.models.packing import PACKED, pack_weights
+from paceline.models.sources import (
+    PRECISIONS,
+    ModelParts,
+    TokenizerCheck,
+    accept_all,
+    leftover_note,
+    own_precision,
+    tensors_fingerprint,
+)
 from paceline.models.tokenizer import Tokenizer
 
 
@@ -33,6 +42,12 @@ class TransformersSource:
         generation = getattr(self.model, "generation_config", None)
         return config_from_hf(self.model.config.to_dict(), None if generation is None else generation.to_dict())
 
+    def fingerprint(self) -> str:
+        names = sorted(canonical_parts(self.describe()))
+        state = self.model.state_dict().items()
+        weights = {canonical_name(name): tensor for name, tensor in state}
+        return tensors_fingerprint((name, weights[name]) for name in names)
+
     def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
         config = self.describe()
         tokenizer = None if self.tokenizer is None else Tokenizer.from_transformers(self.tokenizer, self.name)
@@ -42,7 +57,10 @@ class TransformersSource:
             weights.pop("lm_head.weight", None)  # the embeddings once more
         notes = leftover_note(check_names(config, weights, self.name))
         chosen, precision_note = (precision, ()) if precision else own_precision(self.model.dtype)
-        tensors = dict(prepare(config, _effective(config, weights), PRECISIONS[chosen]))
+        canonical = _effective(config, weights)
+        tensors = dict(
+            prepare(config, pack_weights(canonical, chosen) if chosen in PACKED else canonical, PRECISIONS[chosen])
+        )
         return ModelParts(config, tensors, tokenizer, chosen, notes + precision_note)
 
 

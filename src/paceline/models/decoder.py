@@ -10,7 +10,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
-import torch.nn.functional as F
 
 from paceline.models.cache import KVPool, SequenceCache
 from paceline.models.config import ModelConfig, RopeConfig, inverse_frequencies
@@ -18,6 +17,7 @@ from paceline.ops.activation import gated
 from paceline.ops.attention import BLOCK, OpenBlocks, attention_calls, block_attention
 from paceline.ops.linear import Linear
 from paceline.ops.norm import rms_norm
+from paceline.ops.packed import AnyLinear, PackedLinear, linear_of, look_up
 from paceline.ops.rotary import RotaryTable, rotary_table, rotate
 
 
@@ -79,10 +79,10 @@ class ForwardOutput:
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    qkv: Linear
-    output: Linear
-    gate_up: Linear
-    down: Linear
+    qkv: AnyLinear
+    output: AnyLinear
+    gate_up: AnyLinear
+    down: AnyLinear
     attention_norm: torch.Tensor
     mlp_norm: torch.Tensor
     q_norm: torch.Tensor | None
@@ -110,7 +110,7 @@ class Decoder:
     """A target or a draft model, ready to run.
 
     weights: the prepared layout (`models.layout`), in `dtype`. bf16 computes attention in float32 and keeps keys and
-    values in bf16; float32 and float64 keep one precision throughout.
+    values in bf16; float32 and float64 keep one precision throughout. Matrices may be packed (`ops.packed`), with bf16.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Decoder:
         held = {name: tensor.to(self.device) for name, tensor in weights.items()}
         self.embedding = held["embed"]
         self.norm = held["norm"]
-        self.head = Linear(held.get("head", held["embed"]))
+        self.head = linear_of(held.get("head", held["embed"]))
         self.layers = [self._layer(held, index) for index in range(config.num_layers)]
         self._frequencies = {
             rope: inverse_frequencies(rope, config.head_dim, config.max_context)
@@ -140,8 +140,8 @@ class Decoder:
         def weight(name: str) -> torch.Tensor | None:
             return held.get(f"layers.{index}.{name}")
 
-        def linear(name: str) -> Linear:
-            return Linear(held[f"layers.{index}.{name}"], weight(f"{name}_bias"))
+        def linear(name: str) -> AnyLinear:
+            return linear_of(held[f"layers.{index}.{name}"], weight(f"{name}_bias"))
 
         return _Layer(
             qkv=linear("qkv"),
@@ -158,7 +158,14 @@ class Decoder:
         )
 
     def linears(self) -> Iterable[Linear]:
-        """Every linear layer once, the output head last."""
+        """Every linear layer that is torch's product, once, the output head last."""
+        return (linear for linear in self._linears() if isinstance(linear, Linear))
+
+    def packed_linears(self) -> Iterable[PackedLinear]:
+        """Every linear layer whose matrix is packed, once, the output head last."""
+        return (linear for linear in self._linears() if isinstance(linear, PackedLinear))
+
+    def _linears(self) -> Iterable[AnyLinear]:
         for layer in self.layers:
             yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
         yield self.head
@@ -174,7 +181,7 @@ class Decoder:
     def with_vocabulary(self, size: int) -> "Decoder":
         """The same decoder with logits for the first `size` token ids alone; the weights are shared."""
         smaller = copy.copy(self)
-        smaller.head = Linear(self.head.weight[:size], product=self.head.product)
+        smaller.head = self.head.first(size)
         return smaller
 
     def new_pool(self, positions: int) -> KVPool:
@@ -200,7 +207,7 @@ class Decoder:
         plans = self._plans(segments)
         if start is None:
             ids = [token for segment in segments for token in segment.token_ids]
-            x = F.embedding(torch.tensor(ids, device=self.device), self.embedding)
+            x = look_up(torch.tensor(ids, device=self.device), self.embedding)
             if self.config.embedding_scale != 1.0:
                 x = x * torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=self.device)
         else:

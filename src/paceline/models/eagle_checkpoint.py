@@ -17,13 +17,16 @@ from paceline.models.head_checkpoint import (
     checked_ids,
     linear,
     opened,
+    target_rows,
     unnamed_rows,
 )
 from paceline.models.head_files import HeadFiles, last_dimension
 from paceline.models.head_layer import HeadLayer
 from paceline.models.heads import DraftVocabulary, Eagle3Head, Eagle3Options, Eagle3Weights, EagleHead
 from paceline.models.hf_config import config_from_hf
+from paceline.models.origin import own_settings
 from paceline.ops.linear import Linear
+from paceline.ops.packed import AnyLinear, is_packed
 
 _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 
@@ -31,6 +34,7 @@ _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 def load_eagle(name: str, target: Decoder) -> EagleHead:
     """An EAGLE-1 or -2 head for `target`: the two differ in how their trees grow alone. Raises PacelineError."""
     files = opened(name, "eagle")
+    own_settings(files.config, files.where)
     config = _layer_config(files, _inner(files.config))
     size = target.config.hidden_size
     check_hidden(files, "hidden_size", config.hidden_size, size)
@@ -53,6 +57,7 @@ def load_eagle3(name: str, target: Decoder, aux_layers: Sequence[int] | None = N
     """An EAGLE-3 head for `target`. `aux_layers`: whose outputs it reads, where its config is wrong or silent."""
     files = opened(name, "eagle3")
     raw = files.config
+    own = own_settings(raw, files.where) or {}
     is_speculators = "speculators_model_type" in raw
     if is_speculators and raw["speculators_model_type"] != "eagle3":
         raise PacelineError(f"{files.where}: speculators_model_type is {raw['speculators_model_type']!r}, not 'eagle3'")
@@ -65,7 +70,7 @@ def load_eagle3(name: str, target: Decoder, aux_layers: Sequence[int] | None = N
     _check_vocabulary(files, config, target.config.vocab_size)
     # SpecForge means by norm_output that the output layer reads normed states, which is always so
     options = Eagle3Options(
-        aux_layers=_aux_layers(files, target.config.num_layers, aux_layers),
+        aux_layers=_aux_layers(files, target.config.num_layers, aux_layers or own.get("aux_hidden_layers")),
         norm_before_residual=_norm_before_residual(files, is_speculators),
         norm_output=bool(_said(files, "norm_output")) and (is_speculators or "fc_norm.0.weight" in files.tensors),
     )
@@ -79,9 +84,9 @@ def load_eagle3(name: str, target: Decoder, aux_layers: Sequence[int] | None = N
         )
 
     def norm(key: str, width: int = size) -> torch.Tensor:
-        return files.take(key, width).to(target.embedding)
+        return files.take(key, width).to(target.device, target.dtype)
 
-    vocabulary, output = _eagle3_output(files, target, size)
+    vocabulary, output = _eagle3_output(files, target, size, own.get("output_layer") == "target")
     weights = Eagle3Weights(
         embedding=_embedding(files, target, size),
         fc=linear(target, files.take("fc.weight", size, fused), files.find("fc.bias", size)),
@@ -163,29 +168,41 @@ def _embedding(files: HeadFiles, target: Decoder, size: int) -> torch.Tensor:
     if own is None:
         check_hidden(files, "there is no embed_tokens.weight, and hidden_size", size, target.config.hidden_size)
         return target.embedding
-    own = own.to(target.embedding)
-    return target.embedding if torch.equal(own, target.embedding) else own
+    own = own.to(target.device, target.dtype)
+    same = not is_packed(target.embedding) and torch.equal(own, target.embedding)
+    return target.embedding if same else own
 
 
-def _eagle3_output(files: HeadFiles, target: Decoder, size: int) -> tuple[DraftVocabulary, Linear]:
+def _eagle3_output(files: HeadFiles, target: Decoder, size: int, shared: bool) -> tuple[DraftVocabulary, AnyLinear]:
+    """`shared`: the head says that its output rows are the target's own."""
     vocab_size, rows = target.config.vocab_size, files.rows("lm_head.weight")
     d2t, t2d = files.find("d2t", files.rows("d2t")), files.find("t2d", files.rows("t2d"))
     if not rows:
-        if d2t is not None:
+        if d2t is not None and not shared:
             raise PacelineError(f"{files.where}: there is d2t for {len(d2t)} draft tokens, but no lm_head.weight")
         check_hidden(files, "there is no lm_head.weight, and hidden_size", size, target.config.hidden_size)
-        return DraftVocabulary(vocab_size), target.head
-    output = Linear(files.take("lm_head.weight", rows, size).to(target.embedding))
+        if d2t is None:
+            return DraftVocabulary(vocab_size), target.head
+        vocabulary = _draft_vocabulary(files, d2t, t2d, target)
+        return vocabulary, target_rows(target, vocabulary)
+    output = Linear(files.take("lm_head.weight", rows, size).to(target.device, target.dtype))
     if d2t is None:
         if rows < vocab_size:
             raise unnamed_rows(files, "lm_head.weight", rows, vocab_size, "d2t")
         return DraftVocabulary(vocab_size), output
     if len(d2t) != rows:
         raise PacelineError(f"{files.where}: d2t names {len(d2t)} draft tokens, lm_head.weight has {rows} rows")
+    return _draft_vocabulary(files, d2t, t2d, target), output
+
+
+def _draft_vocabulary(
+    files: HeadFiles, d2t: torch.Tensor, t2d: torch.Tensor | None, target: Decoder
+) -> DraftVocabulary:
+    vocab_size, rows = target.config.vocab_size, len(d2t)
     ids = checked_ids(files, "d2t", torch.arange(rows) + d2t.long(), vocab_size)
     if t2d is not None and not torch.equal(t2d.nonzero().flatten(), ids.sort().values):
         raise PacelineError(f"{files.where}: d2t and t2d name different target tokens", hint="fetch the file again")
-    return DraftVocabulary(vocab_size, ids.to(target.device)), output
+    return DraftVocabulary(vocab_size, ids.to(target.device))
 
 
 def _aux_layers(files: HeadFiles, num_layers: int, chosen: Sequence[int] | None) -> tuple[int, ...]:
@@ -248,4 +265,4 @@ def _fuse_norms(files: HeadFiles, count: int, target: Decoder) -> tuple[torch.Te
     if not _flag(files, "fc_norm", "fc_norm.0.weight"):
         return ()
     width = target.config.hidden_size
-    return tuple(files.take(f"fc_norm.{i}.weight", width).to(target.embedding) for i in range(count))
+    return tuple(files.take(f"fc_norm.{i}.weight", width).to(target.device, target.dtype) for i in range(count))

@@ -15,6 +15,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.models.gguf_header import REDOWNLOAD, TensorInfo, parse_header
 from paceline.models.gguf_metadata import Metadata
+from paceline.ops.packed import BF16, TYPES, pack
 
 CHUNK_ELEMENTS = 1 << 18  # dequantised at a time, small enough for a core's cache
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -42,18 +43,44 @@ class GgufFile:
             if name != "rope_freqs.weight":
                 yield canonical_name(name, self.architecture), self.read(name, dtype)
 
+    def packed_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each weight by canonical name: matrices packed as they are stored (`ops.packed`), all else in bf16."""
+        for name, info in self.tensors.items():
+            if name == "rope_freqs.weight":
+                continue
+            if len(info.shape) != 2:
+                tensor = self.read(name, torch.bfloat16)
+            elif info.type_id in TYPES:
+                rows = torch.from_numpy(self._stored(name).copy())
+                tensor = pack(rows, info.type_id, info.shape[1])
+            else:  # not quantised
+                tensor = pack(self.read(name, torch.bfloat16), BF16, info.shape[1])
+            yield canonical_name(name, self.architecture), tensor
+
+    @property
+    def size(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.num_rows * info.row_bytes for info in self.tensors.values())
+
+    def _stored(self, name: str) -> Any:
+        """[rows, bytes of a row] as in the file; q and k of the `llama` architecture in Hugging Face's row order."""
+        import numpy as np
+
+        info = self.tensors[name]
+        shape = (info.num_rows, info.row_bytes)
+        stored = np.memmap(self.parts[info.part], np.uint8, "r", info.offset, shape)
+        if self.architecture == "llama" and (heads := self._rotated_heads(name)):
+            return _unpermute(stored.reshape(info.shape[0], -1), heads, name).reshape(shape)
+        return stored
+
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor of that GGUF name; q and k of the `llama` architecture in Hugging Face's row order."""
+        """The tensor of that GGUF name, dequantised."""
         import numpy as np
         from gguf.constants import GGMLQuantizationType
         from gguf.quants import dequantize
 
         info = self.tensors[name]
-        rows = info.num_rows
-        stored = np.memmap(self.parts[info.part], np.uint8, "r", info.offset, (rows, info.row_bytes))
-        raw: np.ndarray[Any, Any] = stored
-        if self.architecture == "llama" and (heads := self._rotated_heads(name)):
-            raw = _unpermute(stored.reshape(info.shape[0], -1), heads, name).reshape(rows, info.row_bytes)
+        rows, raw = info.num_rows, self._stored(name)
         out = torch.empty(rows, info.shape[-1], dtype=dtype)
         quantised = GGMLQuantizationType(info.type_id)
         step = max(1, CHUNK_ELEMENTS // info.shape[-1])

@@ -13,9 +13,16 @@ from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder
 from paceline.models.head_files import HeadFiles, last_dimension, open_head
 from paceline.models.heads import DraftVocabulary, MedusaHead, MedusaHeads
+from paceline.models.origin import own_settings
 from paceline.ops.linear import Linear
+from paceline.ops.packed import AnyLinear, PackedLinear
 
-KINDS = {"medusa": "Medusa heads", "eagle": "an EAGLE-1/2 head", "eagle3": "an EAGLE-3 head"}
+KINDS = {
+    "medusa": "Medusa heads",
+    "eagle": "an EAGLE-1/2 head",
+    "eagle3": "an EAGLE-3 head",
+    "early_exit": "an early exit's adapter",
+}
 VOCABULARY_ROWS = ("embed_tokens.weight", "t2d")  # of an EAGLE head: a row for each of the target's tokens
 T = TypeVar("T")
 _BLOCK = re.compile(r"(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(weight|bias)")
@@ -29,6 +36,7 @@ def load_medusa(name: str, target: Decoder) -> MedusaHeads:
     wrong about it. Raises PacelineError.
     """
     files = opened(name, "medusa")
+    settings = own_settings(files.config, files.where) or {}
     hidden, vocab_size = target.config.hidden_size, target.config.vocab_size
     blocks: dict[int, dict[int, dict[str, torch.Tensor]]] = {}
     outputs: dict[int, torch.Tensor] = {}
@@ -50,7 +58,10 @@ def load_medusa(name: str, target: Decoder) -> MedusaHeads:
     token_map = files.find("token_map", files.rows("token_map"))
     files.check_empty(KINDS["medusa"])
     check_vocabulary(files, "vocab_size", files.config.get("vocab_size"), vocab_size)
-    vocabulary = _medusa_vocabulary(files, outputs, token_map, vocab_size, target.device)
+    shares = settings.get("output_layer") == "target"
+    vocabulary = _medusa_vocabulary(files, outputs, token_map, vocab_size, target.device, shares)
+    # without output layers of their own all heads read the target's, of a reduced vocabulary its rows
+    whole = target_rows(target, vocabulary)
     heads = []
     count = max((*blocks, *outputs)) + 1
     for head in range(count):
@@ -61,8 +72,7 @@ def load_medusa(name: str, target: Decoder) -> MedusaHeads:
         if missing is not None:
             raise PacelineError(f"{files.where}: head {head} lacks the weight of its block {missing}")
         layers = tuple(linear(target, own[layer]["weight"], own[layer].get("bias")) for layer in range(len(own)))
-        output = target.head if not outputs else Linear(_selected(outputs[head], token_map).to(target.embedding))
-        heads.append(MedusaHead(layers, output))
+        heads.append(MedusaHead(layers, linear(target, _selected(outputs[head], token_map)) if outputs else whole))
     return MedusaHeads(tuple(heads), vocabulary)
 
 
@@ -72,10 +82,12 @@ def _medusa_vocabulary(
     token_map: torch.Tensor | None,
     vocab_size: int,
     device: torch.device,
+    shares: bool,
 ) -> DraftVocabulary:
+    """`shares`: the heads say that their output rows are the target's own."""
     if token_map is not None:
         ids = checked_ids(files, "token_map", token_map.long(), vocab_size)
-        for rows in map(len, outputs.values()) if outputs else (0,):
+        for rows in map(len, outputs.values()) if outputs or shares else (0,):
             whole = is_same_vocabulary(rows, vocab_size) and int(ids.max()) < rows
             if rows != len(ids) and not whole:
                 raise PacelineError(
@@ -102,6 +114,8 @@ def kind_of(names: Iterable[str]) -> str | None:
         return "medusa"
     if "layer.hidden_norm.weight" in names:
         return "eagle3"
+    if "exit.down.weight" in names:
+        return "early_exit"
     return "eagle" if "fc.weight" in names and "layer.self_attn.q_proj.weight" in names else None
 
 
@@ -172,5 +186,15 @@ def is_same_vocabulary(one: int, other: int) -> bool:
     return abs(one - other) <= min(512, max(one, other) // 4)
 
 
+def target_rows(target: Decoder, vocabulary: DraftVocabulary) -> AnyLinear:
+    """The target's output layer, for a reduced vocabulary its rows alone; those of a packed one are held as bf16."""
+    head, ids = target.head, vocabulary.ids
+    if ids is None:
+        return head
+    return Linear(head.rows(ids) if isinstance(head, PackedLinear) else head.weight[ids])
+
+
 def linear(target: Decoder, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    return Linear(weight.to(target.embedding), None if bias is None else bias.to(target.embedding))
+    return Linear(
+        weight.to(target.device, target.dtype), None if bias is None else bias.to(target.device, target.dtype)
+    )

@@ -47,7 +47,8 @@ class Plan:
 class HeadLayer:
     """Attention and feed-forward; what they read and what they are added to is the head's business.
 
-    weights: the checkpoint's, without the layer's prefix. Biases and q/k norms are used where there are some.
+    weights: the checkpoint's, without the layer's prefix. Biases and q/k norms are used where there are some. What is
+    around the attention (`project`, `finish`) is differentiable: training puts another attention between.
     """
 
     def __init__(
@@ -84,20 +85,26 @@ class HeadLayer:
         pool has no room.
         """
         plans = self._plans(rows)
-        hidden = residual + self._attention(x, plans)
-        return hidden + self.down(gated(self.gate_up(self.norm(hidden, self.mlp_norm)), self.config.activation))
+        q, k, v = self.project(x, torch.cat([plan.positions for plan in plans]))
+        mixed = torch.cat([self._attend(q[plan.rows], k[plan.rows], v[plan.rows], plan) for plan in plans])
+        return self.finish(mixed, residual)
 
-    def _attention(self, x: torch.Tensor, plans: Sequence[Plan]) -> torch.Tensor:
+    def project(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries (scaled), keys and values of rows x [T, ·] at `positions` [T]: each [T, its heads, head_dim]."""
         c = self.config
         heads = self.qkv(x).view(x.shape[0], -1, c.head_dim)
         q, k, v = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)  # [T, heads, head_dim]
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.norm(q, self.q_norm), self.norm(k, self.k_norm)
-        rotary = self._rotary(torch.cat([plan.positions for plan in plans]))
+        rotary = self._rotary(positions)
         q = rotate(q.to(self.compute_dtype), rotary) * c.attention_scale
         k = rotate(k.to(self.compute_dtype), rotary).to(self.dtype)
-        mixed = torch.cat([self._attend(q[plan.rows], k[plan.rows], v[plan.rows], plan) for plan in plans])
-        return self.output(mixed.to(self.dtype).reshape(x.shape[0], -1))
+        return q, k, v
+
+    def finish(self, mixed: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
+        """What attention yields [T, heads, head_dim], added to `residual` [T, d], and the feed-forward to that."""
+        hidden = residual + self.output(mixed.to(self.dtype).flatten(1))
+        return hidden + self.down(gated(self.gate_up(self.norm(hidden, self.mlp_norm)), self.config.activation))
 
     def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> torch.Tensor:
         pool = plan.cache.pool

@@ -70,7 +70,9 @@ def _shapes(folder: Path) -> dict[str, Shape]:
 
 def _misfit(kind: str, shapes: Mapping[str, Shape], target: ModelConfig) -> str | None:
     size = target.hidden_size
-    if kind == "medusa":
+    if kind == "early_exit":
+        fits = last_dimension(shapes["exit.down.weight"]) == size
+    elif kind == "medusa":
         fits = all(last_dimension(shape) == size for name, shape in shapes.items() if name.endswith(".weight"))
     else:
         width = last_dimension(shapes.get("fc.weight", ()))

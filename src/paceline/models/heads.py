@@ -1,6 +1,7 @@
 """The networks of draft heads: Medusa's, EAGLE-1/2's and EAGLE-3's, on top of a target's hidden states.
 
 A head shares the target's precision and device, and where its checkpoint leaves them out, its embedding and output.
+Only passes over a cache run in inference mode: the rest is differentiable, and training computes with these classes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -8,12 +9,12 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from paceline.models.head_layer import HeadLayer, HeadRows
 from paceline.ops.activation import silu
 from paceline.ops.linear import Linear
 from paceline.ops.norm import rms_norm
+from paceline.ops.packed import AnyLinear, look_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,12 @@ class DraftVocabulary:
 
     size: int  # of the target
     ids: torch.Tensor | None = None
+
+    def mask(self) -> torch.Tensor:
+        """Which of the target's tokens can be drafted: [V] bool."""
+        if self.ids is None:
+            return torch.ones(self.size, dtype=torch.bool)
+        return torch.zeros(self.size, dtype=torch.bool).index_fill_(0, self.ids.cpu(), True)
 
     def spread(self, logits: torch.Tensor) -> torch.Tensor:
         """[n, D] → [n, V], −∞ for tokens that the head never drafts."""
@@ -37,7 +44,7 @@ class MedusaHead:
     """y ← y + SiLU(W y + b) block by block, then an output layer (2401.10774, §3.1)."""
 
     blocks: tuple[Linear, ...]
-    output: Linear
+    output: AnyLinear
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +54,15 @@ class MedusaHeads:
     heads: tuple[MedusaHead, ...]
     vocabulary: DraftVocabulary
 
-    @torch.inference_mode()
     def logits(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, V] of head `index`; `hidden` [n, d]: what the target's output layer reads."""
-        head = self.heads[index]
-        for block in head.blocks:
+        return self.vocabulary.spread(self.heads[index].output(self.states(index, hidden)))
+
+    def states(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
+        """What head `index`'s output layer reads: [n, d]."""
+        for block in self.heads[index].blocks:
             hidden = hidden + silu(block(hidden))
-        return self.vocabulary.spread(head.output(hidden))
+        return hidden
 
 
 class FeatureHead(Protocol):
@@ -68,8 +77,14 @@ class FeatureHead(Protocol):
     def fuse(self, hidden: Mapping[int, torch.Tensor]) -> torch.Tensor:
         """The target's true features of n tokens: [n, d]."""
 
+    def inputs(self, tokens: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the layer's attention reads [T, ·], and what it is added to [T, d]; tokens [T], features [T, d]."""
+
     def forward(self, rows: Sequence[HeadRows]) -> torch.Tensor:
         """States [T, d] of all rows in order; nothing is committed. Raises CacheFull."""
+
+    def read(self, states: torch.Tensor) -> torch.Tensor:
+        """States as the output layer reads them: [n, d]."""
 
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         """Logits [n, V] of the token after each state's."""
@@ -86,20 +101,25 @@ class EagleHead:
 
     hidden_layers: tuple[int, ...] = (-1,)
 
-    def __init__(self, layer: HeadLayer, embedding: torch.Tensor, fc: Linear, output: Linear) -> None:
+    def __init__(self, layer: HeadLayer, embedding: torch.Tensor, fc: Linear, output: AnyLinear) -> None:
         self.layer, self.embedding, self.fc, self.output = layer, embedding, fc, output
 
     def fuse(self, hidden: Mapping[int, torch.Tensor]) -> torch.Tensor:
         return hidden[-1]
 
-    @torch.inference_mode()
-    def forward(self, rows: Sequence[HeadRows]) -> torch.Tensor:
-        x = self.fc(torch.cat((_embedded(rows, self.embedding), _features(rows)), dim=-1))
-        return self.layer(x, x, rows)
+    def inputs(self, tokens: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = self.fc(torch.cat((look_up(tokens, self.embedding), features), dim=-1))
+        return x, x
 
     @torch.inference_mode()
+    def forward(self, rows: Sequence[HeadRows]) -> torch.Tensor:
+        return self.layer(*self.inputs(_tokens(rows, self.embedding), _features(rows)), rows)
+
     def logits(self, states: torch.Tensor) -> torch.Tensor:
         return self.output(states)
+
+    def read(self, states: torch.Tensor) -> torch.Tensor:
+        return states
 
     def feedback(self, states: torch.Tensor) -> torch.Tensor:
         return states
@@ -130,7 +150,7 @@ class Eagle3Weights:
     embedding_norm: torch.Tensor
     feature_norm: torch.Tensor
     output_norm: torch.Tensor
-    output: Linear
+    output: AnyLinear
 
 
 class Eagle3Head:
@@ -146,7 +166,6 @@ class Eagle3Head:
         self.layer, self.weights, self.vocabulary, self.options = layer, weights, vocabulary, options
         self.hidden_layers = options.aux_layers
 
-    @torch.inference_mode()
     def fuse(self, hidden: Mapping[int, torch.Tensor]) -> torch.Tensor:
         w = self.weights
         states = [hidden[layer] for layer in self.hidden_layers]
@@ -155,29 +174,30 @@ class Eagle3Head:
         x = torch.cat(states, dim=-1)
         return w.fc(x if w.input_norm is None else self.layer.norm(x, w.input_norm))
 
+    def inputs(self, tokens: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        w = self.weights
+        normed = self.layer.norm(features, w.feature_norm)
+        x = torch.cat((self.layer.norm(look_up(tokens, w.embedding), w.embedding_norm), normed), dim=-1)
+        return x, normed if self.options.norm_before_residual else features
+
     @torch.inference_mode()
     def forward(self, rows: Sequence[HeadRows]) -> torch.Tensor:
-        w, features = self.weights, _features(rows)
-        normed = self.layer.norm(features, w.feature_norm)
-        x = torch.cat((self.layer.norm(_embedded(rows, w.embedding), w.embedding_norm), normed), dim=-1)
-        return self.layer(x, normed if self.options.norm_before_residual else features, rows)
+        return self.layer(*self.inputs(_tokens(rows, self.weights.embedding), _features(rows)), rows)
 
-    @torch.inference_mode()
     def logits(self, states: torch.Tensor) -> torch.Tensor:
-        return self.vocabulary.spread(self.weights.output(self._normed(states)))
+        return self.vocabulary.spread(self.weights.output(self.read(states)))
 
-    @torch.inference_mode()
     def feedback(self, states: torch.Tensor) -> torch.Tensor:
-        return self._normed(states) if self.options.norm_output else states
+        return self.read(states) if self.options.norm_output else states
 
-    def _normed(self, states: torch.Tensor) -> torch.Tensor:
+    def read(self, states: torch.Tensor) -> torch.Tensor:
         return rms_norm(states, self.weights.output_norm, self.layer.config.rms_norm_eps)
 
 
-def _embedded(rows: Sequence[HeadRows], embedding: torch.Tensor) -> torch.Tensor:
-    """[T, d]. A target with more padding can emit ids that the head has no row for; any stand-in is lossless."""
+def _tokens(rows: Sequence[HeadRows], embedding: torch.Tensor) -> torch.Tensor:
+    """[T]. A target with more padding can emit ids that the head has no row for; any stand-in is lossless."""
     ids = [token if token < len(embedding) else 0 for own in rows for token in own.tokens]
-    return F.embedding(torch.tensor(ids, device=embedding.device), embedding)
+    return torch.tensor(ids, device=embedding.device)
 
 
 def _features(rows: Sequence[HeadRows]) -> torch.Tensor:

@@ -11,6 +11,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.models.config import ModelConfig
+from paceline.ops.packed import is_packed, shape_of
 
 LAYOUT_VERSION = 1
 
@@ -106,6 +107,7 @@ def prepare(
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Canonical weights in, prepared tensors out, each as soon as its parts are there.
 
+    Packed matrices stay packed, their parts one behind the other.
     Raises PacelineError at a shape that the config does not say, and at the end if a weight never came.
     """
     parts = canonical_parts(config)
@@ -116,11 +118,12 @@ def prepare(
             if is_inert(name, config):
                 continue
             raise PacelineError(f"weight {name} has no place in a {config.family} model")
-        if tuple(tensor.shape) != part.shape:
-            raise PacelineError(f"weight {name} has shape {list(tensor.shape)}, the config says {list(part.shape)}")
+        if (shape := shape_of(tensor)) != part.shape:
+            raise PacelineError(f"weight {name} has shape {list(shape)}, the config says {list(part.shape)}")
         # Gemma multiplies by its norm weights in float32; everything else lives in the model's precision
         is_gemma_norm = config.family == "gemma3" and name.endswith("norm.weight")
-        tensor = tensor.to(torch.float32 if is_gemma_norm else dtype)
+        if not is_packed(tensor):
+            tensor = tensor.to(torch.float32 if is_gemma_norm else dtype)
         pieces = waiting.setdefault(part.name, [None] * part.count)
         pieces[part.index] = tensor
         complete = [piece for piece in pieces if piece is not None]

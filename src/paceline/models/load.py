@@ -14,6 +14,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.download import pull
 from paceline.models.home import Progress, silent
 from paceline.models.hub import WITHOUT_WEIGHTS, HubId
+from paceline.models.packing import PACKED, check_packed_runs
 from paceline.models.probe import ProbeResult, probe
 from paceline.models.sources import PRECISIONS, FolderSource, GGUFSource, ModelSource
 from paceline.models.tokenizer import Tokenizer
@@ -36,6 +37,20 @@ class LoadedModel:
     notes: tuple[str, ...]  # lines for the person who loads it
     exactness: ProbeResult
     load_seconds: float
+    source: ModelSource
+
+    @property
+    def treatment(self) -> str:
+        """In words: what the weights are held as and what the activations are."""
+        if self.precision not in PACKED:
+            return f"{self.precision} weights and activations"
+        types: dict[str, int] = {}
+        packed = list(self.decoder.packed_linears())
+        for linear in packed:
+            for part in linear.parts:
+                types[part.type] = types.get(part.type, 0) + part.out * part.inner
+        held = ", ".join(sorted(types, key=types.__getitem__, reverse=True))
+        return f"{held} weights, bf16 activations ({packed[-1].level})"
 
     @property
     def exact(self) -> str:
@@ -85,7 +100,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a model by name (see `resolve`).
 
-    dtype: "auto" (a checkpoint's own precision; bf16 for GGUF), "bf16", "fp32" or "fp64".
+    dtype: "auto" (a checkpoint's own precision; bf16 for GGUF), "bf16", "fp32" or "fp64"; "file" (matrices held and
+    computed on as the file stores them), "int8" or "int4" (made into groups of 32 that share a scale). The last three
+    run on the CPU, with bf16 activations.
     max_context: positions to allow, at most the model's own; None means all of them.
     accept: given the tokenizer before weights are read (of a Hub folder: before they are downloaded); it may raise.
     Raises PacelineError with one line for anything that is missing, damaged or not supported.
@@ -113,6 +130,8 @@ def load_source(
     start = time.perf_counter()
     precision = _precision(dtype)
     place = _device(device)
+    if precision is not None:
+        check_packed_runs(precision, place)
     source = find()
 
     def check(config: ModelConfig, tokenizer: Tokenizer | None) -> None:
@@ -132,6 +151,7 @@ def load_source(
         notes=parts.notes,
         exactness=probe(decoder, progress),
         load_seconds=time.perf_counter() - start,
+        source=source,
     )
 
 

@@ -245,6 +245,7 @@ def _key(decoder: Decoder) -> str:
         "device": device_name(decoder.device),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        "packed": [f"{part.type} {linear.level}" for linear in decoder.packed_linears() for part in linear.parts],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 

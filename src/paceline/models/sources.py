@@ -6,7 +6,7 @@ folders are mapped and laid out in memory at each start: a copy at memory speed,
 
 import hashlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,11 +19,18 @@ from paceline.models import store
 from paceline.models.checkpoint import Checkpoint, open_checkpoint
 from paceline.models.config import ModelConfig, described_by
 from paceline.models.hf_config import check_layer_count, config_from_hf
-from paceline.models.home import Progress, file_sha256, known_sha256
+from paceline.models.home import Progress, file_sha256, known_sha256, silent
 from paceline.models.layout import canonical_parts, check_names, prepare
+from paceline.models.packing import PACKED, pack_weights
 from paceline.models.tokenizer import Tokenizer
 
-PRECISIONS = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+# of activations, and of weights unless `models.packing` says otherwise
+PRECISIONS = {
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    **dict.fromkeys(PACKED, torch.bfloat16),
+}
 _SPLIT = re.compile(r"(?P<stem>.*)-(?P<part>\d{5})-of-(?P<count>\d{5})\.gguf")
 _EMBEDDINGS, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -57,6 +64,10 @@ class ModelSource(Protocol):
         """The configuration alone, without a look at the weights."""
         ...
 
+    def fingerprint(self) -> str:
+        """Tells these weights from any others, as they are stored: the same in whichever precision they run."""
+        ...
+
     def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
         """Config, prepared weights and tokenizer; `precision` None means the source's own."""
         ...
@@ -84,13 +95,19 @@ class GGUFSource:
         chosen = precision or "bf16"
         if any(known_sha256(part) is None for part in self.parts()):
             open_gguf(self.path)  # a bad file is refused before gigabytes of it are hashed
-        hashes = [file_sha256(part, progress) for part in self.parts()]
-        source = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
-        key = store.PreparedKey(source, chosen)
-        prepared = store.get(key, self.path.name, lambda: self._recipe(PRECISIONS[chosen], accept), progress)
+        key = store.PreparedKey(self._sha256(progress), chosen)
+        prepared = store.get(key, self.path.name, lambda: self._recipe(chosen, accept), progress)
         tokenizer = Tokenizer.load(prepared.tokenizer_folder)
         accept(prepared.config, tokenizer)
         return ModelParts(prepared.config, prepared.weights, tokenizer, chosen, prepared.notes)
+
+    def fingerprint(self) -> str:
+        return f"gguf:{self._sha256()}"
+
+    def _sha256(self, progress: Progress = silent) -> str:
+        """Of the file; of a split one, of its files' hashes."""
+        hashes = [file_sha256(part, progress) for part in self.parts()]
+        return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
     def parts(self) -> list[Path]:
         """All files of a split model, by their names alone."""
@@ -107,7 +124,7 @@ class GGUFSource:
                 )
         return parts
 
-    def _recipe(self, dtype: torch.dtype, accept: TokenizerCheck) -> store.Recipe:
+    def _recipe(self, precision: str, accept: TokenizerCheck) -> store.Recipe:
         from paceline.models.gguf import open_gguf
         from paceline.models.gguf_config import config_from_gguf
         from paceline.models.gguf_tokenizer import tokenizer_from_gguf
@@ -117,10 +134,17 @@ class GGUFSource:
         inert = check_names(config, file.weight_names(), str(self.path))
         tokenizer = tokenizer_from_gguf(file)
         accept(config, tokenizer)
+        dtype = PRECISIONS[precision]
+        if precision == "file":
+            weights, size = file.packed_weights(), file.size
+        elif precision in PACKED:
+            weights, size = pack_weights(file.weights(torch.float32), precision), prepared_size(config, torch.uint8)
+        else:
+            weights, size = file.weights(dtype), prepared_size(config, dtype)
         return store.Recipe(
             config=config,
-            tensors=prepare(config, file.weights(dtype), dtype),
-            size=prepared_size(config, dtype),
+            tensors=prepare(config, weights, dtype),
+            size=size,
             notes=leftover_note(inert),
             save_tokenizer=tokenizer.save,
         )
@@ -139,6 +163,11 @@ class FolderSource:
     def describe(self) -> ModelConfig:
         return self._config(open_checkpoint(self.path))
 
+    def fingerprint(self) -> str:
+        checkpoint = open_checkpoint(self.path)
+        names = sorted(canonical_parts(self._config(checkpoint)))
+        return tensors_fingerprint((name, checkpoint.tensor(name)) for name in names)
+
     def _config(self, checkpoint: Checkpoint) -> ModelConfig:
         with described_by(self.path / "config.json"):
             check_layer_count(checkpoint.config, checkpoint.stored)
@@ -153,10 +182,20 @@ class FolderSource:
         notes = leftover_note([*inert, *checkpoint.left_out])
         notes += _tied_head_note(config, checkpoint)
         chosen, precision_note = (precision, ()) if precision else own_precision(checkpoint.dtype())
-        dtype = PRECISIONS[chosen]
-        tensors = prepare(config, checkpoint.tensors(config, frozenset(inert)), dtype)
+        dtype, canonical = PRECISIONS[chosen], checkpoint.tensors(config, frozenset(inert))
+        tensors = prepare(config, pack_weights(canonical, chosen) if chosen in PACKED else canonical, dtype)
         weights = dict(_counted(tensors, prepared_size(config, dtype), f"loading {self.path.name}", progress))
         return ModelParts(config, weights, tokenizer, chosen, notes + precision_note)
+
+
+def tensors_fingerprint(weights: Iterable[tuple[str, torch.Tensor]]) -> str:
+    """Of three rows of every weight, rounded to bf16: a checkpoint keeps it when it is saved in a wider type."""
+    digest = hashlib.sha256()
+    for name, tensor in weights:
+        rows = tensor[[0, len(tensor) // 2, -1]] if tensor.dim() > 1 else tensor
+        digest.update(f"{name} {list(tensor.shape)}\n".encode())
+        digest.update(rows.detach().cpu().to(torch.bfloat16).view(torch.int16).numpy().tobytes())
+    return f"tensors:{digest.hexdigest()}"
 
 
 def prepared_size(config: ModelConfig, dtype: torch.dtype) -> int:

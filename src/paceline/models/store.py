@@ -41,7 +41,9 @@ STORE_VERSION = 1
 _MAKER = f"paceline {__version__}, store {STORE_VERSION}, layout {LAYOUT_VERSION}"
 ALIGNMENT = 64  # bytes: a cache line, and what vector loads like
 _SLACK = 64 << 20  # tokenizer, manifest, padding
-_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float32, torch.float64)}
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype for dtype in (torch.bfloat16, torch.float32, torch.float64, torch.uint8)
+}
 
 log = logging.getLogger(__name__)
 

@@ -31,6 +31,11 @@ class Linear:
         self.padded = True
         self.product = product
 
+    def first(self, size: int) -> "Linear":
+        """The first `size` outputs alone; the weights are shared."""
+        bias = None if self.bias is None else self.bias[:size]
+        return Linear(self.weight[:size], bias, self.product)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: [T, in] → [T, out]."""
         if x.shape[0] <= self.rows:

@@ -10,6 +10,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.layout import canonical_parts
 from paceline.models.load import LoadedModel
 from paceline.ops.linear import Linear
+from paceline.ops.packed import unpacked
 
 ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor", "mscale", "mscale_all_dim")
 
@@ -51,7 +52,7 @@ def canonical_weights(decoder: Decoder) -> dict[str, torch.Tensor]:
 
 def _held(decoder: Decoder, prepared: str) -> torch.Tensor:
     """A tensor by its name in the prepared layout."""
-    top = {"embed": decoder.embedding, "norm": decoder.norm, "head": decoder.head.weight}
+    top = {"embed": decoder.embedding, "norm": decoder.norm, "head": unpacked(decoder.head).weight}
     if prepared in top:
         return top[prepared]
     _, index, name = prepared.split(".")

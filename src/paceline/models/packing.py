@@ -1,0 +1,52 @@
+"""Precisions whose matrices stay packed (`ops.packed`): the file's own blocks, or blocks made from wider weights."""
+
+from collections.abc import Iterable, Iterator
+
+import torch
+
+from paceline.errors import PacelineError
+from paceline.ops.native import library
+from paceline.ops.packed import BF16, pack
+
+_Q4_1, _Q8_0 = 3, 8
+# precision → the type that matrices are made into; embeddings and output keep 8 bits, which they need most
+PACKED = {"file": BF16, "int8": _Q8_0, "int4": _Q4_1}
+_FINER = {"model.embed_tokens.weight": _Q8_0, "lm_head.weight": _Q8_0}
+_GROUP = 32
+_CHUNK = 1 << 20  # elements quantised at a time
+
+
+def check_packed_runs(precision: str, device: torch.device) -> None:
+    """Raise PacelineError where `precision` holds matrices packed and there are no operators for them."""
+    if precision not in PACKED:
+        return
+    if device.type != "cpu":
+        raise PacelineError(f"dtype {precision} runs on the CPU alone, not on {device}", hint="use bf16 there")
+    if (reason := library.why_not()) is not None:
+        raise PacelineError(
+            f"dtype {precision} needs native operators, which {reason}", hint="use bf16, or install again"
+        )
+
+
+def pack_weights(weights: Iterable[tuple[str, torch.Tensor]], precision: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Matrices as `precision` holds them, all else as it comes; "file" packs unquantised weights as bf16."""
+    for name, tensor in weights:
+        if tensor.dim() != 2:
+            yield name, tensor
+            continue
+        inner = tensor.shape[1]
+        kind = PACKED[precision]
+        if kind != BF16:
+            kind = _FINER.get(name, kind) if inner % _GROUP == 0 else BF16
+        rows = tensor.to(torch.bfloat16) if kind == BF16 else quantise(tensor, kind)
+        yield name, pack(rows, kind, inner)
+
+
+def quantise(weight: torch.Tensor, type_id: int) -> torch.Tensor:
+    """[out, in] → rows of blocks as in a GGUF file, by gguf-py's reference: to the nearest, one scale for 32."""
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import quantize
+
+    kind, step = GGMLQuantizationType(type_id), max(1, _CHUNK // weight.shape[1])
+    chunks = torch.split(weight, step)
+    return torch.cat([torch.from_numpy(quantize(chunk.float().numpy(), kind)) for chunk in chunks])

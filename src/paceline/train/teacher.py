@@ -1,0 +1,121 @@
+"""What the target says after each token, in the draft's vocabulary, and how far a draft is from it."""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from paceline.models.decoder import Decoder
+from paceline.models.heads import DraftVocabulary
+from paceline.ops.packed import unpacked
+from paceline.train.batch import Batch
+from paceline.train.divergence import Divergence
+
+ROWS = 256  # whole rows of logits that are held at once
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    """The target's logits where the next token is the assistant's: N rows, D draft tokens.
+
+    row: [T], which of the N rows belongs to a token. Where its arg-max is no draft token, a row is not `covered` and
+    teaches nothing (as in EAGLE-3's code): renormalised, it would teach a wrong token.
+    """
+
+    row: torch.Tensor  # [T]
+    logits: torch.Tensor  # [N, D]
+    log_norm: torch.Tensor  # [N] over the whole vocabulary
+    covered: torch.Tensor  # [N] bool
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, target: Decoder, batch: Batch, vocabulary: DraftVocabulary) -> "Teacher":
+        """`batch.hidden` holds what the output layer reads (−1)."""
+        wanted = batch.answers(1)
+        states = batch.hidden[-1][wanted].to(target.embedding.dtype)
+        head = unpacked(target.head)
+        kept, norms, covered = [], [], []
+        ids, drafted = vocabulary.ids, vocabulary.mask().to(states.device)
+        for rows in torch.split(states, ROWS):
+            logits = head.product(rows, head.weight, head.bias)
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            norms.append(logits.logsumexp(-1))
+            covered.append(drafted[logits.argmax(-1)])
+            kept.append(logits if ids is None else logits[:, ids])
+        row = torch.cumsum(wanted, 0) - 1
+        return cls(row, torch.cat(kept), torch.cat(norms), torch.cat(covered))
+
+    def select(self, tokens: torch.Tensor) -> "Selection":
+        """The rows of these tokens [m], each followed by one of the assistant's."""
+        return Selection(self, self.row[tokens])
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Rows [m] of a teacher."""
+
+    teacher: Teacher
+    rows: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """loss: summed over the rows, differentiable in the states; counts: [3] rows, arg-max agreed, Σ min(p, q)."""
+
+    loss: torch.Tensor
+    counts: torch.Tensor
+
+
+def lesson(states: torch.Tensor, output: torch.Tensor, selection: Selection, divergence: Divergence) -> Lesson:
+    """Compare what a frozen output layer [D, d] makes of states [m, d] with the teacher's rows.
+
+    No gradient reaches `output`, so that of the states is found at once, chunk by chunk: logits of more than `ROWS`
+    rows never exist together.
+    """
+    loss, counts = _ThroughOutput.apply(states, output, selection, divergence)  # type: ignore[no-untyped-call]
+    return Lesson(loss, counts)
+
+
+class _ThroughOutput(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, states, output, selection, divergence):  # type: ignore[no-untyped-def]
+        total = states.new_zeros(())
+        counts = torch.zeros(3, dtype=torch.float64, device=states.device)
+        gradient = torch.zeros_like(states)
+        for start in range(0, len(states), ROWS):
+            part = slice(start, start + ROWS)
+            rows = selection.rows[part]
+            own, gradient[part] = _through(states[part], output, selection.teacher, rows, divergence)
+            total += own.loss
+            counts += own.counts
+        ctx.save_for_backward(gradient)
+        ctx.mark_non_differentiable(counts)
+        return total, counts
+
+    @staticmethod
+    def backward(ctx, grad_loss, grad_counts):  # type: ignore[no-untyped-def]
+        (gradient,) = ctx.saved_tensors
+        return grad_loss * gradient, None, None, None
+
+
+def _through(
+    states: torch.Tensor, output: torch.Tensor, teacher: Teacher, rows: torch.Tensor, divergence: Divergence
+) -> tuple[Lesson, torch.Tensor]:
+    """A chunk's lesson, and its gradient by the states."""
+    with torch.enable_grad():
+        leaf = states.detach().requires_grad_()
+        logits = F.linear(leaf, output.to(leaf.dtype))
+        own = compare(logits.to(torch.promote_types(logits.dtype, torch.float32)), teacher, rows, divergence)
+        (gradient,) = torch.autograd.grad(own.loss, leaf)
+    return Lesson(own.loss.detach(), own.counts), gradient
+
+
+def compare(logits: torch.Tensor, teacher: Teacher, rows: torch.Tensor, divergence: Divergence) -> Lesson:
+    """Draft logits [m, D] against rows [m] of the teacher's: differentiable in all that they depend on."""
+    goal, covered = teacher.logits[rows], teacher.covered[rows]
+    loss = (divergence(logits, goal) * covered).sum()
+    with torch.no_grad():
+        agreed = (logits.argmax(-1) == goal.argmax(-1)) & covered
+        overlap = torch.minimum(logits.softmax(-1), (goal - teacher.log_norm[rows][:, None]).exp()).sum()
+        counts = torch.stack([overlap.new_tensor(len(rows)), agreed.sum().to(overlap), overlap]).double()
+    return Lesson(loss, counts)

@@ -1,0 +1,72 @@
+"""`paceline data` and `paceline train`, from a bare target to a drafter that `paceline generate` uses."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from paceline.cli.main import main
+
+
+@pytest.fixture(scope="module")
+def data(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    prompts = folder / "prompts.txt"
+    prompts.write_text("".join(f"prompt {i}\n" for i in range(8)))
+    out = folder / "data.jsonl"
+    options = ["--prompts", str(prompts), "--max-tokens", "20", "--temperature", "0"]
+    assert main(["data", "generate", "--model", str(tiny_llama_dir), "--out", str(out), *options]) == 0
+    return out
+
+
+RUN = ("--steps", "4", "--hold-aside", "2", "--evaluate-tokens", "8", "--batch-tokens", "100", "--json")
+HEADS: dict[str, tuple[str, ...]] = {
+    "eagle3": ("--ttt-steps", "2", "--draft-vocab-size", "64"),
+    "medusa": ("--num-heads", "2", "--draft-vocab-size", "64"),
+    "early_exit": ("--layers", "1", "--draft-vocab-size", "64"),
+    "eagle": ("--ttt-steps", "1"),
+    "draft_model": ("--layers", "2", "--on-policy", "0.5"),
+}
+
+
+@pytest.mark.parametrize("method", HEADS)
+def test_a_drafter_is_trained_and_used(
+    method: str, data: Path, tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = str(tiny_llama_dir), tmp_path / "head"
+    capsys.readouterr()
+    arguments = ["train", method, "--model", model, "--data", str(data), "--out", str(out), *HEADS[method], *RUN]
+    assert main(arguments) == 0
+    told = capsys.readouterr()
+    summary = json.loads(told.out)
+    assert summary["steps"] == 4 and summary["evaluation"]["decoded_acceptance_length"] >= 1
+    if "--draft-vocab-size" in HEADS[method]:
+        assert summary["draft_vocabulary"]["size"] == 64 and 0 < summary["draft_vocabulary"]["training"] <= 1
+    assert "6 samples, 2 held aside, skipped: none" in told.err and "--cache-features would take" in told.err
+    provenance = json.loads((out / "provenance.json").read_text())
+    assert provenance["target"]["weights"].startswith("tensors:") and provenance["samples"]["training"] == 6
+    answers = []
+    for options in (["--method", "none"], ["--method", method, "--draft-model", str(out)]):
+        assert main(["generate", "--model", model, "--json", "-n", "12", *options, "prompt 3"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    assert answers[0]["token_ids"] == answers[1]["token_ids"]
+    drafted = answers[1]["metrics"]["speculative_decoding"]["num_draft_tokens"]
+    assert drafted > 0 or method == "early_exit"  # which drafts where it is confident
+
+
+def test_what_cannot_be_is_refused_in_a_line(
+    data: Path, tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = str(tiny_llama_dir)
+    base = ["train", "eagle3", "--model", model, "--out", str(tmp_path / "head")]
+    for options, message in (
+        (["--data", str(tmp_path / "none")], "cannot be read"),
+        (["--data", str(data), "--hold-aside", "8"], "holds 8 samples, and --hold-aside takes 8"),
+        (["--data", str(data), "--steps", "0", "--hold-aside", "1"], "steps is 0"),
+        (["--data", str(data), "--divergence", "x", "--hold-aside", "1"], "--divergence x is unknown"),
+        (["--data", str(data), "--max-length", "5"], "holds no sample of use"),
+    ):
+        assert main([*base, *options]) == 1
+        error = capsys.readouterr().err
+        assert f"error: {message}" in error or (message in error and "error:" in error)
+        assert "Traceback" not in error
