@@ -78,3 +78,23 @@ def test_until_it_is_told_to_forget_a_prompt_is_found_again(model: LoadedModel) 
     one = arm(model, method="none")
     one.answer(PROMPTS, PARAMS)
     assert [answer.cached_tokens for answer in one.answer(PROMPTS, PARAMS).answers] == [128, 0]
+
+
+def test_an_arm_that_chooses_tells_what_it_chose(model: LoadedModel) -> None:
+    one = arm(model, method="auto")
+    one.answer(PROMPTS, PARAMS)
+    assert one.choices is not None and one.choices["num_choices"] > 0
+    assert arm(model, method="ngram").choices is None
+
+
+def test_no_drafter_learns_from_a_private_answer(model: LoadedModel) -> None:
+    """`suffix` drafts from finished answers: asked a second time, it has the whole answer, unless that was private."""
+
+    def passes(one: MethodArm, private: bool) -> list[int]:
+        ask = one.answer_privately if private else one.answer
+        return [sum(sum(histogram) for histogram in histograms(ask(PROMPTS, PARAMS))) for _ in range(2)]
+
+    first, second = passes(arm(model, method="suffix"), private=True)
+    assert first == second
+    first, second = passes(arm(model, method="suffix"), private=False)
+    assert second < first / 2

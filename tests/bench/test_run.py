@@ -34,6 +34,7 @@ class ScriptedArm:
     most_at_once: int | None = None
     max_model_len = 200
     num_faults = 0
+    choices: Any = None
     fails = False
 
     def __init__(self, label: str, *rest: object) -> None:
@@ -186,3 +187,11 @@ def test_an_interrupt_leaves_whole_units(run: Any, monkeypatch: pytest.MonkeyPat
     with pytest.raises(KeyboardInterrupt):
         list(one.steps([1]))
     assert [set(unit.measured) for unit in one.units] == [{"plain", "a", "b"}] * 2
+
+
+def test_what_an_arm_chose_is_kept_by_concurrency(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ScriptedArm, "choices", property(lambda self: {"a": "why"} if self.label == "a" else None))
+    made = run(conversation(1))
+    for _ in made.steps([1, 2]):
+        pass
+    assert made.choices == {"a": {1: {"a": "why"}, 2: {"a": "why"}}}

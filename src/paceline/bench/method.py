@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from paceline.bench.answers import Answer, Measured
 from paceline.bench.clock import Shape, StepClock, drafts_of_depth
@@ -33,12 +34,21 @@ class MethodArm:
         """How often its drafter failed, and a request went on without it."""
         return sum(self.llm.engine.speculation.faults.values())
 
+    @property
+    def choices(self) -> dict[str, Any] | None:
+        """What `auto` chose, and why, the warm-up's choices included; None for a method that chooses nothing."""
+        return self.llm.policy_report()
+
     def answer(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Measured:
         return self._answer(prompts, params, RequestOptions())
 
+    def answer_privately(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> Measured:
+        """The same; a drafter that learns from answers learns nothing from these."""
+        return self._answer(prompts, params, RequestOptions(private_drafts=True))
+
     def warm_up(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams]) -> None:
-        """Answer; nothing is kept of it, not even by a drafter that learns from answers."""
-        self._answer(prompts, params, RequestOptions(private_drafts=True))
+        """Answer; nothing is kept of it."""
+        self.answer_privately(prompts, params)
         self.forget()
 
     def forget(self) -> None:

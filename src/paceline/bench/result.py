@@ -64,7 +64,8 @@ def units(run: Run, prompts: PromptSet) -> list[dict[str, Any]]:
 def _described(run: Run, label: str) -> dict[str, Any]:
     config = next(spec.config for spec in run.specs if spec.label == label)
     given = {key: value for key, value in asdict(config).items() if value is not None}
-    return {"config": given, "build_memory_bytes": run.build_memory.get(label), "faults": run.faults[label]}
+    told = {"config": given, "build_memory_bytes": run.build_memory.get(label), "faults": run.faults[label]}
+    return told | ({"choices": run.choices[label]} if label in run.choices else {})
 
 
 def _unit(unit: Unit, prompts: PromptSet) -> dict[str, Any]:

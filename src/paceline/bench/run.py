@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from paceline.bench import memory
 from paceline.bench.answers import Arm, Measured
@@ -67,6 +67,7 @@ class Run:
         self.left_out: list[LeftOut] = []
         self.notes: list[str] = []
         self.faults: Counter[str] = Counter()  # of drafters, by arm
+        self.choices: dict[str, dict[int, Any]] = {}  # of arms that choose: by arm and concurrency
         self.build_memory: dict[str, int] = {}  # bytes that an arm took before it began, at most
         self.model, self.specs, self.settings = model, specs, settings
         self._own: list[MethodArm] = []  # of the concurrency at hand, plain decoding first
@@ -93,6 +94,9 @@ class Run:
                     self.units.append(unit)
                     yield Step(len(self.units), total, unit)
             self.faults.update({arm.label: arm.num_faults for arm in self._own if arm.num_faults})
+            for arm in self._own:
+                if (chosen := arm.choices) is not None:
+                    self.choices.setdefault(arm.label, {})[concurrency] = chosen
 
     def _num_turns(self, block: Block) -> int:
         return max(len(self.conversations[member].turns) for member in block.members)
