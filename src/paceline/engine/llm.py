@@ -1,7 +1,6 @@
 """`LLM`: a model, ready to answer. vLLM's names; one engine underneath, shared by all calls."""
 
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -83,7 +82,9 @@ class LLM:
         self._methods: dict[str, SpeculativeConfig] = {}
         if speculates:
             self.add_method(config)
-        self._arrived: dict[int, deque[Update]] = {}  # updates of requests that somebody is waiting for
+        self._news: list[Update] = []  # of the last step, until they are with those who wait for them
+        self._arrived: dict[int, list[Update]] = {}  # by request that somebody is waiting for
+        self._unwanted: list[int] = []  # requests whose call is over
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -118,7 +119,7 @@ class LLM:
         numbers: list[int] = []
         try:
             for request in zip(ids, params, chosen, texts, strict=True):
-                numbers.append(self._add(*request))
+                self._add(numbers, *request)
             finished = {number: self._last_update(number).output for number in numbers}
         finally:
             self._leave(numbers)
@@ -205,34 +206,42 @@ class LLM:
         if find(name).needs == "nothing":
             self.add_method({"method": name})
 
-    def _add(self, prompt_ids: list[int], params: SamplingParams, options: RequestOptions, text: str | None) -> int:
-        number = self.engine.add_request(prompt_ids, params, options, text)
-        self._arrived[number] = deque()
-        return number
+    def _add(
+        self, numbers: list[int], prompt_ids: list[int], params: SamplingParams, options: RequestOptions,
+        text: str | None,
+    ) -> None:  # fmt: skip
+        self._leave([])  # what an interruption left
+        numbers.append(self.engine.add_request(prompt_ids, params, options, text))
+        self._arrived[numbers[-1]] = []
 
     def _updates(
         self, prompt_ids: list[int], params: SamplingParams, options: RequestOptions, text: str | None
     ) -> Iterator[Update]:
-        number = self._add(prompt_ids, params, options, text)
+        numbers: list[int] = []
         try:
+            self._add(numbers, prompt_ids, params, options, text)
             while True:
-                update = self._next_update(number)
+                update = self._next_update(numbers[0])
                 if update.text or update.token_ids or update.finish_reason is not None:
                     yield update
                 if update.output is not None:
                     return
         finally:
-            self._leave([number])
+            self._leave(numbers)
 
     def _next_update(self, number: int) -> Update:
         """Step until there is news of a request; that of others is kept for those who wait for it."""
         while not self._arrived[number]:
-            if not self.engine.has_unfinished:
-                raise RuntimeError(f"request {number} is gone: the engine was told to cancel it")
-            for update in self.engine.step():
-                if update.request_id in self._arrived:
-                    self._arrived[update.request_id].append(update)
-        return self._arrived[number].popleft()
+            if not self._news:
+                if not self.engine.has_unfinished:
+                    raise RuntimeError(f"request {number} is gone: the engine was told to cancel it")
+                self._news += self.engine.step()
+            while self._news:
+                update = self._news[0]
+                arrived = self._arrived.get(update.request_id, [])  # of nobody: it is dropped
+                n = len(arrived)
+                arrived[n:], self._news[:1] = [update], []  # at once: an interruption loses none and doubles none
+        return self._arrived[number].pop(0)
 
     def _last_update(self, number: int) -> Update:
         while (update := self._next_update(number)).output is None:
@@ -240,9 +249,11 @@ class LLM:
         return update
 
     def _leave(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            self.engine.cancel(number)  # unless it has ended
-            self._arrived.pop(number, None)
+        self._unwanted += numbers
+        while self._unwanted:
+            self.engine.cancel(self._unwanted[-1])  # unless it has ended
+            self._arrived.pop(self._unwanted[-1], None)
+            self._unwanted.pop()
 
     def _encode(self, prompt: Prompt) -> list[int]:
         text = text_of(prompt)

@@ -99,6 +99,12 @@ class Scheduler:
                 rows += len(chunk)
         return plan
 
+    def put_back(self, sequence: Sequence) -> None:
+        """Its blocks go, its tokens stay: it will be computed again when there is room."""
+        sequence.runs = False
+        sequence.num_put_back += 1
+        sequence.cache.release()
+
     def _turn(self, sequence: Sequence) -> Turn:
         """Drafts take free blocks, and those of the prefix cache, but nobody else's."""
         # The last token of all is never worth drafting: the target's own pass yields it.
@@ -140,11 +146,8 @@ class Scheduler:
         sequence.cache.reserve(1)
 
     def _put_back(self, sequence: Sequence, plan: Schedule) -> None:
-        """Its blocks go, its tokens stay: it will be computed again when there is room."""
-        sequence.runs = False
-        sequence.num_put_back += 1
+        self.put_back(sequence)
         plan.put_back.append(sequence)
-        sequence.cache.release()
 
     def _free_up(self, blocks: int) -> bool:
         """Blocks for somebody, at the prefix cache's cost if need be; it loses nothing where that is not enough."""
