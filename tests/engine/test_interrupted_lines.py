@@ -1,4 +1,4 @@
-"""Ctrl-C as any line of the engine or of its KV cache is about to run: nothing is lost, shown twice, changed, or held by nobody."""
+"""Ctrl-C as any line of the engine or of its KV cache is about to run: nothing is lost, doubled or left behind."""
 
 import contextlib
 import random
@@ -163,6 +163,9 @@ def llm_attempt(model: LoadedModel, strike: Strike) -> None:
     for text, answer in zip(("hello", "you"), expected, strict=False):
         assert tuple(token for update in updates[text] for token in update.token_ids) == answer
         assert [update.output is not None for update in updates[text]][-2:] == [False, True]
+    assert (
+        strike.until_done(lambda: llm.generate("there", params))[0].outputs == output.outputs
+    )  # and all is cleared up
     assert not llm.engine.has_unfinished
     llm.reset_prefix_cache()
     assert llm.engine.pool.blocks_in_use == 0

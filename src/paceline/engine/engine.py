@@ -26,13 +26,13 @@ from paceline.engine.outputs import RequestOutput, Update
 from paceline.engine.policy import FixedBudgets, StepPolicy
 from paceline.engine.prefix_cache import Hit, PrefixCache
 from paceline.engine.recount import recount
-from paceline.engine.request import EngineConfig, Intake, RequestOptions
+from paceline.engine.request import EngineConfig, Intake, RequestOptions, check_draft_tokens, check_kind, check_list
 from paceline.engine.results import LiveRequest
-from paceline.engine.scheduler import Chunk, Schedule, Scheduler, Turn
+from paceline.engine.scheduler import Chunk, Scheduler, Turn
 from paceline.engine.sequence import Pass, Sequence
 from paceline.engine.speculation import Speculation
 from paceline.engine.statistics import SpeculationStatistics
-from paceline.engine.timing import StepShape, StepTimes, TimeTotals
+from paceline.engine.timing import StepTimes, TimeTotals
 from paceline.models.decoder import Decoder, ForwardOutput, Segment
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
@@ -59,7 +59,14 @@ class Engine:
         eos_token_ids: Ids[int] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        eos = tuple(target.config.eos_token_ids if eos_token_ids is None else eos_token_ids)
+        check_kind("the target", target, Decoder, "a decoder: the one of a loaded model, say")
+        check_kind("the engine's config", config, EngineConfig, "an EngineConfig")
+        check_kind("the tokenizer", tokenizer, Tokenizer | None, "that of a loaded model, or None")
+        check_kind("drafters", drafters, Mapping | None, "drafters by name")
+        check_kind("the clock", clock, Callable, "a function that gives seconds")
+        check_draft_tokens(num_draft_tokens)
+        eos = target.config.eos_token_ids if eos_token_ids is None else eos_token_ids
+        check_list("eos_token_ids", eos)
         self.target = target
         self.config = config
         self.tokenizer = tokenizer
@@ -73,7 +80,7 @@ class Engine:
         self.times = TimeTotals()  # of all steps
         self.policy: StepPolicy = FixedBudgets()
         self._clock = clock
-        self._intake = Intake(target.config, config, eos, tokenizer is not None, method)
+        self._intake = Intake(target.config, config, tuple(eos), tokenizer is not None, method)
         self._handover = Handover(self._live, self.prefix_cache, self.speculation)
         self._whole = True  # what was begun last came to its end
         self._taking: Sequence | None = None  # whose tokens and rows are changing
@@ -105,7 +112,8 @@ class Engine:
         prompt: str | None = None,
     ) -> int:
         """Queue a request; its id. Raises PacelineError, and queues nothing, if it can never be answered."""
-        request = self._intake.request(next(self._request_ids), prompt_ids, params, options or RequestOptions(), prompt)
+        options = RequestOptions() if options is None else options
+        request = self._intake.request(next(self._request_ids), prompt_ids, params, options, prompt)
         vocab_size = self.target.config.vocab_size
         sequence = Sequence.start(request, next(self._sequence_ids), self.pool, vocab_size, self.tokenizer)
         live = LiveRequest(request, [sequence])
@@ -115,7 +123,7 @@ class Engine:
         self, prompt_ids: Ids[int], params: SamplingParams, options: RequestOptions | None = None
     ) -> None:
         """Raise what `add_request` would raise."""
-        self._intake.request(-1, prompt_ids, params, options or RequestOptions(), None)
+        self._intake.request(-1, prompt_ids, params, RequestOptions() if options is None else options, None)
 
     def step(self) -> list[Update]:
         """Advance every scheduled request by one target pass; what it added to each."""
@@ -127,7 +135,7 @@ class Engine:
             self.speculation.begin(sequence, Hit())
         for sequence in self.scheduler.running:
             self._begin(sequence)
-        shape = _shape(schedule)
+        shape = schedule.shape
         self.policy.before(shape)
         drafting = self._clock()
         proposals = self.speculation.propose(schedule.turns)
@@ -235,8 +243,9 @@ class Engine:
     def _fork(self, sequence: Sequence) -> None:
         """The other choices begin at the prompt's end, on the same rows. It waits there until all have."""
         live = self._live[sequence.request.request_id]
+        begun = live.begun()
         for choice in range(1, sequence.request.params.n):
-            if not live.has_begun(choice):
+            if choice not in begun:
                 child = sequence.fork(choice, next(self._sequence_ids), self.tokenizer)
                 live.sequences.append(child)
                 self.speculation.fork(sequence, child)
@@ -287,12 +296,6 @@ class Engine:
             verdict = _verdict(sequence, Proposal.empty(), logits)
             self.speculation.fail(sequence, error)  # a proposal that the rule cannot take
             return verdict
-
-
-def _shape(schedule: Schedule) -> StepShape:
-    turns, chunks = schedule.turns, schedule.chunks
-    context = sum(turn.sequence.cache.length for turn in turns) / len(turns) if turns else 0.0
-    return StepShape(len(turns), len(chunks), sum(len(chunk.token_ids) for chunk in chunks), context)
 
 
 def _segment(turn: Turn, proposal: Proposal) -> Segment:

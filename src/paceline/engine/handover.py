@@ -4,7 +4,6 @@ All of it can be made again from where an interruption left it (`mend`): what mu
 assignment, and all else follows from what the sequences say of themselves.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from paceline.engine.outputs import RequestOutput, Update

@@ -1,23 +1,23 @@
 """`LLM`: a model, ready to answer. vLLM's names; one engine underneath, shared by all calls."""
 
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from paceline.core.params import SamplingParams
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.registry import find, names
+from paceline.engine.arguments import loaded, one_each, speculative_config_of
 from paceline.engine.engine import Engine, EngineConfig, RequestOptions
 from paceline.engine.methods import add_method
 from paceline.engine.outputs import RequestOutput, Update
 from paceline.engine.prompts import Message, Prompt, check_conversation, listed, text_of, token_ids
-from paceline.engine.request import check_flag, check_whole
+from paceline.engine.request import check_flag, check_kind, check_whole
 from paceline.engine.room import affordable_blocks, model_len
 from paceline.errors import PacelineError
-from paceline.models.adopt import adopt
 from paceline.models.home import Progress, silent
-from paceline.models.load import LoadedModel, load_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
 
@@ -56,8 +56,13 @@ class LLM:
             if setting is not None or name.startswith("max_num"):
                 check_whole(name, setting, 1)
         check_flag("enable_prefix_caching", enable_prefix_caching)
-        config = _speculative_config(speculative_config)
-        self.model = _load(model, dtype, device, progress)
+        check_kind("dtype", dtype, str, 'a precision, "bf16" say, or "auto"')
+        check_kind("device", device, str | torch.device | None, 'a device, "cpu" say, or None')
+        if device == "":
+            raise PacelineError("device is empty", hint='leave it out, or "cpu"')
+        check_kind("progress", progress, Callable, "a function of what is done, how much, and of how much")
+        config = speculative_config_of("auto" if speculative_config is None else speculative_config)
+        self.model = loaded(model, dtype, None if device is None else str(device), progress)
         self.speculative_config = config
         blocks = affordable_blocks(self.model, kv_cache_memory_bytes)
         length = model_len(self.model.config, max_model_len, blocks)
@@ -108,9 +113,9 @@ class LLM:
         parameters for all, or one each. If a request cannot be, PacelineError is raised before any has begun.
         """
         prompts = listed(prompts)
-        params = _one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, len(prompts))
+        params = one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, len(prompts))
         params = [self._with_token_ids(each) for each in params]
-        chosen = _one_each("options", options, RequestOptions(), RequestOptions, len(prompts))
+        chosen = one_each("options", options, RequestOptions(), RequestOptions, len(prompts))
         ids = [self._encode(prompt) for prompt in prompts]
         for prompt_ids, own_params, own_options in zip(ids, params, chosen, strict=True):
             self._ensure_method(own_options)
@@ -132,8 +137,9 @@ class LLM:
 
         The request begins with the first `next`; closing the iterator cancels it. Several streams run together.
         """
-        (options,) = _one_each("options", options, RequestOptions(), RequestOptions, 1)
-        params = self._with_token_ids(SamplingParams() if sampling_params is None else sampling_params)
+        (options,) = one_each("options", options, RequestOptions(), RequestOptions, 1)
+        (params,) = one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, 1)
+        params = self._with_token_ids(params)
         ids = self._encode(prompt)
         self._ensure_method(options)
         self.engine.check_request(ids, params, options)
@@ -163,7 +169,7 @@ class LLM:
 
         One that is loaded keeps its drafter; its K may change. Raises PacelineError if other settings would.
         """
-        config = _speculative_config(config)
+        config = speculative_config_of(config)
         name = config.method
         if name == "none":
             return name
@@ -260,47 +266,9 @@ class LLM:
         return token_ids(prompt) if text is None else self.tokenizer.encode(text, add_special=True)
 
 
-def _load(model: Any, dtype: str, device: str | None, progress: Progress) -> LoadedModel:
-    if isinstance(model, LoadedModel):
-        if dtype != "auto" or device is not None:
-            raise PacelineError("dtype and device of a loaded model are settled", hint="give them to load_model")
-        return model
-    if isinstance(model, str | os.PathLike):
-        return load_model(str(model), dtype=dtype, device=device or "cpu", progress=progress)
-    of_transformers, tokenizer = model if isinstance(model, tuple) else (model, None)
-    return adopt(of_transformers, tokenizer, dtype=dtype, device=device, progress=progress)
-
-
-def _speculative_config(given: SpeculativeConfig | Mapping[str, Any] | str | None) -> SpeculativeConfig:
-    if given is None:
-        given = "auto"
-    if isinstance(given, str):
-        given = {"method": given}
-    if not isinstance(given, SpeculativeConfig | Mapping):
-        raise PacelineError(
-            f"speculative_config is {given!r}; it must be a mapping or a method's name", hint='{"method": "ngram"}'
-        )
-    config = given if isinstance(given, SpeculativeConfig) else SpeculativeConfig.from_dict(given)
-    find(config.method)
-    return config
-
-
 def _has_draft_cache(config: SpeculativeConfig) -> bool:
     if config.method == "auto" and config.methods is None:
         return config.model is not None
     members = config.methods or (config,)
     known = names()
     return any("draft_cache_tokens" in find(m.method).options for m in members if m.method in known)
-
-
-def _one_each(name: str, given: Any, default: Any, kind: type, count: int) -> list[Any]:
-    if given is None or isinstance(given, kind):
-        return [default if given is None else given] * count
-    if not isinstance(given, Iterable):
-        raise PacelineError(f"{name} is {given!r}", hint=f"it must be {kind.__name__}, one or a list of them")
-    values = list(given)
-    if len(values) != count:
-        raise PacelineError(f"{len(values)} {name} for {count} prompts", hint="give one for all, or one each")
-    if not all(isinstance(value, kind) for value in values):
-        raise PacelineError(f"{name} must be {kind.__name__}, one or a list of them")
-    return values

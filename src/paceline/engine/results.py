@@ -40,8 +40,9 @@ class LiveRequest:
         self._done[sequence.choice] = sequence.output(), sequence.num_put_back
         self.sequences.remove(sequence)
 
-    def has_begun(self, choice: int) -> bool:
-        return choice in self._done or any(sequence.choice == choice for sequence in self.sequences)
+    def begun(self) -> set[int]:
+        """The choices that there are already, or were."""
+        return {*self._done, *(sequence.choice for sequence in self.sequences)}
 
     def output(self) -> RequestOutput:
         """What it has come to; choices that never began are empty."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.results import LiveRequest
 from paceline.engine.sequence import Sequence
+from paceline.engine.timing import StepShape
 from paceline.models.cache import KVPool
 from paceline.ops.attention import BLOCK
 
@@ -37,6 +38,12 @@ class Schedule:
     put_back: list[Sequence] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def shape(self) -> StepShape:
+        turns, chunks = self.turns, self.chunks
+        context = sum(turn.sequence.cache.length for turn in turns) / len(turns) if turns else 0.0
+        return StepShape(len(turns), len(chunks), sum(len(chunk.token_ids) for chunk in chunks), context)
 
 
 class Scheduler:

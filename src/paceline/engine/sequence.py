@@ -220,7 +220,13 @@ class Sequence:
             error=end.error,
         )
         n, chars, over = len(updates), self._num_chars_shown + len(text), self.ended
-        updates[n:], self._num_shown, self._num_chars_shown, self._unshown, self.end_shown = [update], upto, chars, [], over
+        updates[n:], self._num_shown, self._num_chars_shown, self._unshown, self.end_shown = (
+            [update],
+            upto,
+            chars,
+            [],
+            over,
+        )
 
     def output(self) -> CompletionOutput:
         """The finished choice."""
