@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-from engine.running import RequestOptions, make_engine, plain, run
+from engine.running import RequestOptions, Run, make_engine, plain
 from matrix import PARAMS
 from prompts import LONG, SHORT
 
@@ -15,6 +15,7 @@ from paceline.drafters.composite import CompositeDrafter, Member
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.suffix import SuffixDrafter
+from paceline.engine.outputs import RequestOutput
 from paceline.models.load import LoadedModel, load_model
 
 pytestmark = pytest.mark.model
@@ -58,22 +59,39 @@ class Asked:
         return "standard" if self.params == "greedy" and self.k % 2 else "coupled"
 
 
-def check(model: LoadedModel, requests: Sequence[Asked], at_once: int = 8) -> None:
-    """All requests through one engine, `at_once` at a time, against `decode` for each alone."""
+def check(model: LoadedModel, requests: Sequence[Asked], at_once: int = 8, arrive: int = 0, cancel: int = 0) -> None:
+    """All requests through one engine, `at_once` at a time, against `decode` for each alone.
+
+    arrive: one comes every so many steps; 0: all are there from the start.
+    cancel: every so-manieth is cancelled when the third after it has come; 0: none. What it had so far must be right.
+    """
     engine = make_engine(
         model.decoder, drafters(model), max_num_seqs=at_once, max_model_len=2048, prefix_cache_blocks=40
     )
-    wanted: dict[int, list[int]] = {}
-    answers: dict[tuple[str, tuple[int, ...], int], list[int]] = {}
+    result, numbers, gone = Run(), list[int](), dict[int, RequestOutput]()
     for asked in requests:
-        params, key = replace(PARAMS[asked.params], max_tokens=asked.length), (asked.params, asked.prompt, asked.length)
-        if key not in answers:
-            answers[key] = plain(model.decoder, asked.prompt, params)
+        params = replace(PARAMS[asked.params], max_tokens=asked.length)
         options = RequestOptions(method=asked.method, num_speculative_tokens=asked.k, rule=asked.rule)
-        wanted[engine.add_request(asked.prompt, params, options)] = answers[key]
-    result = run(engine)
-    assert {number: result.ids(number) for number in wanted} == wanted
+        numbers.append(engine.add_request(asked.prompt, params, options))
+        for _ in range(arrive):
+            result.take(engine.step())
+        if cancel and len(numbers) > 3 and len(numbers) % cancel == 0:
+            output = engine.cancel(numbers[-4])
+            if output is not None:
+                gone[numbers[-4]] = output
+    while engine.has_unfinished:
+        result.take(engine.step())
+    result.outputs |= gone
+    assert result.outputs.keys() == set(numbers)
+    for number, asked in zip(numbers, requests, strict=True):
+        answer = plain(model.decoder, asked.prompt, replace(PARAMS[asked.params], max_tokens=asked.length))
+        assert result.ids(number) == (answer[: len(result.ids(number))] if number in gone else answer)
+    cut_short = sum(0 < len(result.ids(number)) < 40 for number in gone)
+    assert bool(cancel) == bool(cut_short), "nothing was cancelled on its way"
+    print(f"{len(numbers)} requests, {len(gone)} of them cancelled, in {result.num_steps} steps")
     assert not engine.speculation.faults
+    engine.reset_prefix_cache()
+    assert engine.pool.blocks_in_use == 0
     spoken = [output.metrics.speculation for output in result.outputs.values()]
     assert 0 < sum(s.num_accepted_tokens for s in spoken) < sum(s.num_draft_tokens for s in spoken)
 
@@ -88,9 +106,19 @@ def test_eight_at_once(model: LoadedModel) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at_once", [3, 8])
+@pytest.mark.parametrize("at_once", [1, 3, 8])
 def test_the_identity_matrix(model: LoadedModel, at_once: int) -> None:
     """Every method × greedy and seeded × K, each on prompts of its own; one of them is long."""
     prompts = itertools.cycle(chats(model, [*SHORT, LONG[0]]))
     cells = itertools.product(METHODS, PARAMS, (1, 3, 5, 8))
     check(model, [Asked(next(prompts), method, name, k, 40) for method, name, k in cells], at_once)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("at_once", [3, 8])
+def test_the_identity_matrix_with_requests_that_join_and_leave(model: LoadedModel, at_once: int) -> None:
+    """The same, of unequal lengths: each comes between two steps while others decode, some are cancelled half-way."""
+    prompts, lengths = itertools.cycle(chats(model, [*SHORT, LONG[0]])), itertools.cycle((40, 11, 26, 3, 33))
+    cells = itertools.product(METHODS, PARAMS, (1, 3, 5, 8))
+    requests = [Asked(next(prompts), method, name, k, next(lengths)) for method, name, k in cells]
+    check(model, requests, at_once, arrive=3, cancel=5)

@@ -25,11 +25,11 @@ def target() -> Decoder:
 
 
 @pytest.mark.parametrize("where", ["_verify", "_prefill"])
-@pytest.mark.parametrize("strike", [1, 2, 5, 9])
-def test_an_interruption_after_the_pass_costs_one_request_at_most(
+@pytest.mark.parametrize("strike", [1, 2, 4])
+def test_an_interruption_after_the_pass_costs_nothing(
     target: Decoder, where: str, strike: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ctrl-C while a pass's results are taken in: who had theirs keeps it, nothing shown is lost or shown twice."""
+    """Ctrl-C while a pass's results are taken in: everyone gets all, and nothing is shown twice."""
     engine = make_engine(target, {"itself": DraftModelDrafter(target, 20_000)})
     numbers = [engine.add_request(prompt, seeded(seed=2)) for prompt in PROMPTS]
     inner, calls = getattr(engine, where), itertools.count(1)
@@ -40,19 +40,14 @@ def test_an_interruption_after_the_pass_costs_one_request_at_most(
         return inner(*args)
 
     monkeypatch.setattr(engine, where, interrupted)
-    result, struck = Run(), 0
+    result = Run()
     while engine.has_unfinished:
-        try:
+        with contextlib.suppress(KeyboardInterrupt):
             result.take(engine.step())
-        except KeyboardInterrupt:
-            struck += 1
     result.check_streams()
-    assert result.outputs.keys() == set(numbers)
-    ended = [number for number in numbers if result.outputs[number].outputs[0].error == "interrupted"]
-    assert len(ended) == (struck if where == "_verify" else 0) <= 1
+    assert next(calls) > strike
     for number, prompt in zip(numbers, PROMPTS, strict=True):
-        expected = plain(target, prompt, seeded(seed=2))
-        assert result.ids(number) == (expected[: len(result.ids(number))] if number in ended else expected)
+        assert result.ids(number) == plain(target, prompt, seeded(seed=2))
     assert engine.pool.blocks_in_use == 0
 
 

@@ -1,8 +1,8 @@
 """`Engine.step`: one target pass for all running requests. Requests come and go between steps.
 
 What a request gets depends on its prompt, its parameters and its seed alone: never on who shares the step. A step whose
-target pass is interrupted or fails has changed no sequence, and can be made again. What goes wrong after it ends the
-request that it struck, and no other.
+target pass fails has changed no sequence, and can be made again. What goes wrong after it ends the request that it
+struck, and no other. An interruption (Ctrl-C), at whatever line, ends none: whoever calls next finds all mended.
 """
 
 import itertools
@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Ids
-from dataclasses import replace
 
 import torch
 
@@ -22,16 +21,18 @@ from paceline.core.rng import Randomness
 from paceline.core.sampling import BadLogitsError, NoTokenAllowedError
 from paceline.core.stopping import cut
 from paceline.drafters.base import NOTHING, Drafter, features, verification_segment
+from paceline.engine.handover import Handover
 from paceline.engine.outputs import RequestOutput, Update
 from paceline.engine.policy import FixedBudgets, StepPolicy
 from paceline.engine.prefix_cache import Hit, PrefixCache
-from paceline.engine.request import EngineConfig, Intake, RequestOptions
+from paceline.engine.recount import recount
+from paceline.engine.request import EngineConfig, Intake, RequestOptions, check_draft_tokens, check_kind, check_list
 from paceline.engine.results import LiveRequest
-from paceline.engine.scheduler import Chunk, Schedule, Scheduler, Turn
+from paceline.engine.scheduler import Chunk, Scheduler, Turn
 from paceline.engine.sequence import Pass, Sequence
 from paceline.engine.speculation import Speculation
 from paceline.engine.statistics import SpeculationStatistics
-from paceline.engine.timing import StepShape, StepTimes, TimeTotals
+from paceline.engine.timing import StepTimes, TimeTotals
 from paceline.models.decoder import Decoder, ForwardOutput, Segment
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
@@ -58,7 +59,14 @@ class Engine:
         eos_token_ids: Ids[int] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        eos = tuple(target.config.eos_token_ids if eos_token_ids is None else eos_token_ids)
+        check_kind("the target", target, Decoder, "a decoder: the one of a loaded model, say")
+        check_kind("the engine's config", config, EngineConfig, "an EngineConfig")
+        check_kind("the tokenizer", tokenizer, Tokenizer | None, "that of a loaded model, or None")
+        check_kind("drafters", drafters, Mapping | None, "drafters by name")
+        check_kind("the clock", clock, Callable, "a function that gives seconds")
+        check_draft_tokens(num_draft_tokens)
+        eos = target.config.eos_token_ids if eos_token_ids is None else eos_token_ids
+        check_list("eos_token_ids", eos)
         self.target = target
         self.config = config
         self.tokenizer = tokenizer
@@ -69,12 +77,13 @@ class Engine:
             self._live, self.pool, self.prefix_cache, config.max_num_seqs, config.max_num_batched_tokens
         )
         self.speculation = Speculation(self.prefix_cache, target)
-        self.statistics = SpeculationStatistics()  # of all requests that have ended
         self.times = TimeTotals()  # of all steps
         self.policy: StepPolicy = FixedBudgets()
         self._clock = clock
-        self._intake = Intake(target.config, config, eos, tokenizer is not None, method)
-        self._updates: list[Update] = []  # of the step in flight; an interrupted step's go out with the next
+        self._intake = Intake(target.config, config, tuple(eos), tokenizer is not None, method)
+        self._handover = Handover(self._live, self.prefix_cache, self.speculation)
+        self._whole = True  # what was begun last came to its end
+        self._taking: Sequence | None = None  # whose tokens and rows are changing
         self._request_ids = itertools.count()
         self._sequence_ids = itertools.count()
         for name, drafter in (drafters or {}).items():
@@ -83,7 +92,12 @@ class Engine:
     @property
     def has_unfinished(self) -> bool:
         """Whether there is anything left to `step` for."""
-        return bool(self._live or self._updates)
+        return bool(self._live) or self._handover.has_updates
+
+    @property
+    def statistics(self) -> SpeculationStatistics:
+        """Of all requests that have ended."""
+        return self._handover.statistics
 
     def add_method(self, name: str, drafter: Drafter, num_draft_tokens: int) -> None:
         """Let requests name a method. Raises PacelineError for a drafter that asks for too much."""
@@ -98,27 +112,30 @@ class Engine:
         prompt: str | None = None,
     ) -> int:
         """Queue a request; its id. Raises PacelineError, and queues nothing, if it can never be answered."""
-        request = self._intake.request(next(self._request_ids), prompt_ids, params, options or RequestOptions(), prompt)
+        options = RequestOptions() if options is None else options
+        request = self._intake.request(next(self._request_ids), prompt_ids, params, options, prompt)
         vocab_size = self.target.config.vocab_size
         sequence = Sequence.start(request, next(self._sequence_ids), self.pool, vocab_size, self.tokenizer)
-        self._live[request.request_id] = LiveRequest(request, [sequence])
-        return request.request_id
+        live = LiveRequest(request, [sequence])
+        return self._live.setdefault(request.request_id, live).request.request_id  # from here on its caller has it
 
     def check_request(
         self, prompt_ids: Ids[int], params: SamplingParams, options: RequestOptions | None = None
     ) -> None:
         """Raise what `add_request` would raise."""
-        self._intake.request(-1, prompt_ids, params, options or RequestOptions(), None)
+        self._intake.request(-1, prompt_ids, params, RequestOptions() if options is None else options, None)
 
     def step(self) -> list[Update]:
         """Advance every scheduled request by one target pass; what it added to each."""
+        self._mend()
+        self._whole = False
         start = self._clock()
         schedule = self.scheduler.schedule()
         for sequence in schedule.put_back:
             self.speculation.begin(sequence, Hit())
         for sequence in self.scheduler.running:
             self._begin(sequence)
-        shape = _shape(schedule)
+        shape = schedule.shape
         self.policy.before(shape)
         drafting = self._clock()
         proposals = self.speculation.propose(schedule.turns)
@@ -144,8 +161,8 @@ class Engine:
         self._tell(
             StepTimes(shape, sum(map(len, proposals)), num_tokens, running - drafting, verifying - running, rest)
         )
-        updates, self._updates = self._updates, []
-        return updates
+        self._whole = True
+        return self._handover.take()
 
     def _tell(self, step: StepTimes) -> None:
         self.times.add(step)
@@ -153,17 +170,33 @@ class Engine:
 
     def cancel(self, request_id: int) -> RequestOutput | None:
         """End a request now, wherever it stands; what it had so far. None if it has ended already."""
+        self._mend()
         live = self._live.get(request_id)
         if live is None:
             return None
-        for sequence in list(live.sequences):
-            sequence.end("abort")
-            self._finish(sequence)
-        return self._close(live)
+        self._whole = False
+        return self._handover.cancel(live)
 
     def reset_prefix_cache(self) -> None:
         """Forget all kept prompts and answers."""
+        self._mend()
+        self._whole = False
         self.prefix_cache.clear()
+        self._whole = True
+
+    def _mend(self) -> None:
+        """After an interruption nothing is lost, and no block is held by nobody. Can be interrupted, too."""
+        if self._whole:
+            return
+        self.prefix_cache.mend()
+        sequences = [*self.scheduler.running, *self.scheduler.waiting]
+        recount(self.pool, [self.prefix_cache.held(), *(sequence.cache.blocks for sequence in sequences)])
+        struck = self._taking
+        if struck is not None and not struck.ended:  # its tokens stand; rows and drafter follow from them
+            struck.reread()
+            self.scheduler.put_back(struck)
+        self._handover.mend()
+        self._taking, self._whole = None, True
 
     # One step, part by part
 
@@ -198,43 +231,45 @@ class Engine:
 
     def _prefill(self, chunk: Chunk, out: ForwardOutput) -> None:
         sequence, rows = chunk.sequence, range(len(chunk.token_ids))
+        self._taking = sequence
         sequence.cache.commit(rows)
         self.speculation.observe(
             sequence, chunk.token_ids, lambda drafter: features(self.target, drafter.needs, out, rows)
         )
+        self._taking = None
         if sequence.num_to_prefill == 0:
-            self._keep(sequence)
+            self._handover.keep(sequence)
 
     def _fork(self, sequence: Sequence) -> None:
-        """The other choices begin at the prompt's end, on the same rows."""
-        sequence.forks_due = False
+        """The other choices begin at the prompt's end, on the same rows. It waits there until all have."""
         live = self._live[sequence.request.request_id]
+        begun = live.begun()
         for choice in range(1, sequence.request.params.n):
-            child = sequence.fork(choice, next(self._sequence_ids), self.tokenizer)
-            self.speculation.fork(sequence, child)
-            live.sequences.append(child)
+            if choice not in begun:
+                child = sequence.fork(choice, next(self._sequence_ids), self.tokenizer)
+                live.sequences.append(child)
+                self.speculation.fork(sequence, child)
+        sequence.forks_due = False
 
     def _take(self, sequence: Sequence, proposal: Proposal, out: ForwardOutput, logits: torch.Tensor) -> None:
-        """What a pass adds to a sequence. A fault on the way (a constraint's, say, or Ctrl-C) is its end, alone."""
+        """What a pass adds to a sequence. A fault on the way (a constraint's, say) is its end, alone."""
+        self._taking = sequence
         try:
             self._advance(sequence, proposal, out, logits)
         except (BadLogitsError, NoTokenAllowedError) as error:
-            sequence.fail(str(error))
+            sequence.finish("error", str(error))
         except Exception as error:
             logger.exception("request %d has failed", sequence.request.request_id)
-            sequence.fail(f"{type(error).__name__}: {error}")
-        except BaseException:
-            sequence.fail("interrupted")
-            self._show(sequence)
-            raise
-        self._show(sequence)
+            sequence.finish("error", f"{type(error).__name__}: {error}")
+        self._taking = None
+        self._handover.show(sequence)
 
     def _advance(self, sequence: Sequence, proposal: Proposal, out: ForwardOutput, logits: torch.Tensor) -> None:
         """Verify, cut, commit, tell the drafter. `logits` [1 + N, V]: row 0 follows the last committed token."""
         self._live[sequence.request.request_id].decodes()
         verdict = self._verify(sequence, proposal, logits)
         tokens, finish_reason = cut(verdict.tokens(proposal), sequence.num_left, sequence.request.stop_ids)
-        kept = sequence.cut(tokens, finish_reason)
+        kept, end = sequence.cut(tokens, finish_reason)
         if kept > 0:
             # The rows of the tokens kept; the newest of them has none yet.
             path = [0, *(node + 1 for node in verdict.path)][:kept]
@@ -246,9 +281,9 @@ class Engine:
                 lambda drafter: features(self.target, drafter.needs, out, path, logits, proposal),
             )
             done = Pass(kept, proposal.num_verified, min(kept, len(verdict.path)))
-            sequence.extend(tokens[:kept], done, _logprobs(sequence.request.params, logits, path, tokens))
+            sequence.extend(tokens[:kept], done, _logprobs(sequence.request.params, logits, path, tokens), end)
         else:
-            sequence.take_back(-kept)
+            sequence.take_back(-kept, end)
 
     def _verify(self, sequence: Sequence, proposal: Proposal, logits: torch.Tensor) -> Verdict:
         try:
@@ -261,49 +296,6 @@ class Engine:
             verdict = _verdict(sequence, Proposal.empty(), logits)
             self.speculation.fail(sequence, error)  # a proposal that the rule cannot take
             return verdict
-
-    # The end of a request
-
-    def _show(self, sequence: Sequence) -> None:
-        """A sequence's update; the request's output goes with that of the last to end."""
-        update = sequence.take_update()
-        if sequence.finish_reason is not None:
-            self._finish(sequence)
-            live = self._live[sequence.request.request_id]
-            update = update if live.sequences else replace(update, output=self._close(live))
-        self._updates.append(update)
-
-    def _finish(self, sequence: Sequence) -> None:
-        """Keep its rows for the next request, tell its drafter, give back its blocks."""
-        cache = sequence.cache
-        cache.truncate(min(cache.length, len(sequence.token_ids) - 1))
-        if sequence.error is None and sequence.num_to_prefill == 0:
-            self._keep(sequence)
-            self._keep_drafter(sequence)
-        self.speculation.release(sequence)
-        cache.release()
-        self._live[sequence.request.request_id].finish(sequence)
-
-    def _keep(self, sequence: Sequence) -> None:
-        cache = sequence.cache
-        self.prefix_cache.insert(sequence.token_ids[: cache.length], cache.blocks)
-
-    def _keep_drafter(self, sequence: Sequence) -> None:
-        drafter, state = sequence.drafter, self.speculation.snapshot(sequence)
-        if drafter is not None and state is not None:
-            self.prefix_cache.attach(sequence.token_ids[: sequence.cache.length], drafter, state)
-
-    def _close(self, live: LiveRequest) -> RequestOutput:
-        del self._live[live.request.request_id]
-        output = live.output()
-        self.statistics.merge(output.metrics.speculation)
-        return output
-
-
-def _shape(schedule: Schedule) -> StepShape:
-    turns, chunks = schedule.turns, schedule.chunks
-    context = sum(turn.sequence.cache.length for turn in turns) / len(turns) if turns else 0.0
-    return StepShape(len(turns), len(chunks), sum(len(chunk.token_ids) for chunk in chunks), context)
 
 
 def _segment(turn: Turn, proposal: Proposal) -> Segment:

@@ -1,24 +1,23 @@
 """`LLM`: a model, ready to answer. vLLM's names; one engine underneath, shared by all calls."""
 
-import os
-from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+import torch
 
 from paceline.core.params import SamplingParams
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.registry import find, names
+from paceline.engine.arguments import loaded, one_each, speculative_config_of
 from paceline.engine.engine import Engine, EngineConfig, RequestOptions
 from paceline.engine.methods import add_method
 from paceline.engine.outputs import RequestOutput, Update
 from paceline.engine.prompts import Message, Prompt, check_conversation, listed, text_of, token_ids
-from paceline.engine.request import check_flag, check_whole
+from paceline.engine.request import check_flag, check_kind, check_whole
 from paceline.engine.room import affordable_blocks, model_len
 from paceline.errors import PacelineError
-from paceline.models.adopt import adopt
 from paceline.models.home import Progress, silent
-from paceline.models.load import LoadedModel, load_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
 
@@ -57,8 +56,13 @@ class LLM:
             if setting is not None or name.startswith("max_num"):
                 check_whole(name, setting, 1)
         check_flag("enable_prefix_caching", enable_prefix_caching)
-        config = _speculative_config(speculative_config)
-        self.model = _load(model, dtype, device, progress)
+        check_kind("dtype", dtype, str, 'a precision, "bf16" say, or "auto"')
+        check_kind("device", device, str | torch.device | None, 'a device, "cpu" say, or None')
+        if device == "":
+            raise PacelineError("device is empty", hint='leave it out, or "cpu"')
+        check_kind("progress", progress, Callable, "a function of what is done, how much, and of how much")
+        config = speculative_config_of("auto" if speculative_config is None else speculative_config)
+        self.model = loaded(model, dtype, None if device is None else str(device), progress)
         self.speculative_config = config
         blocks = affordable_blocks(self.model, kv_cache_memory_bytes)
         length = model_len(self.model.config, max_model_len, blocks)
@@ -83,7 +87,9 @@ class LLM:
         self._methods: dict[str, SpeculativeConfig] = {}
         if speculates:
             self.add_method(config)
-        self._arrived: dict[int, deque[Update]] = {}  # updates of requests that somebody is waiting for
+        self._news: list[Update] = []  # of the last step, until they are with those who wait for them
+        self._arrived: dict[int, list[Update]] = {}  # by request that somebody is waiting for
+        self._unwanted: list[int] = []  # requests whose call is over
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -107,9 +113,9 @@ class LLM:
         parameters for all, or one each. If a request cannot be, PacelineError is raised before any has begun.
         """
         prompts = listed(prompts)
-        params = _one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, len(prompts))
+        params = one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, len(prompts))
         params = [self._with_token_ids(each) for each in params]
-        chosen = _one_each("options", options, RequestOptions(), RequestOptions, len(prompts))
+        chosen = one_each("options", options, RequestOptions(), RequestOptions, len(prompts))
         ids = [self._encode(prompt) for prompt in prompts]
         for prompt_ids, own_params, own_options in zip(ids, params, chosen, strict=True):
             self._ensure_method(own_options)
@@ -118,7 +124,7 @@ class LLM:
         numbers: list[int] = []
         try:
             for request in zip(ids, params, chosen, texts, strict=True):
-                numbers.append(self._add(*request))
+                self._add(numbers, *request)
             finished = {number: self._last_update(number).output for number in numbers}
         finally:
             self._leave(numbers)
@@ -131,8 +137,9 @@ class LLM:
 
         The request begins with the first `next`; closing the iterator cancels it. Several streams run together.
         """
-        (options,) = _one_each("options", options, RequestOptions(), RequestOptions, 1)
-        params = self._with_token_ids(SamplingParams() if sampling_params is None else sampling_params)
+        (options,) = one_each("options", options, RequestOptions(), RequestOptions, 1)
+        (params,) = one_each("sampling_params", sampling_params, SamplingParams(), SamplingParams, 1)
+        params = self._with_token_ids(params)
         ids = self._encode(prompt)
         self._ensure_method(options)
         self.engine.check_request(ids, params, options)
@@ -162,7 +169,7 @@ class LLM:
 
         One that is loaded keeps its drafter; its K may change. Raises PacelineError if other settings would.
         """
-        config = _speculative_config(config)
+        config = speculative_config_of(config)
         name = config.method
         if name == "none":
             return name
@@ -205,34 +212,42 @@ class LLM:
         if find(name).needs == "nothing":
             self.add_method({"method": name})
 
-    def _add(self, prompt_ids: list[int], params: SamplingParams, options: RequestOptions, text: str | None) -> int:
-        number = self.engine.add_request(prompt_ids, params, options, text)
-        self._arrived[number] = deque()
-        return number
+    def _add(
+        self, numbers: list[int], prompt_ids: list[int], params: SamplingParams, options: RequestOptions,
+        text: str | None,
+    ) -> None:  # fmt: skip
+        self._leave([])  # what an interruption left
+        numbers.append(self.engine.add_request(prompt_ids, params, options, text))
+        self._arrived[numbers[-1]] = []
 
     def _updates(
         self, prompt_ids: list[int], params: SamplingParams, options: RequestOptions, text: str | None
     ) -> Iterator[Update]:
-        number = self._add(prompt_ids, params, options, text)
+        numbers: list[int] = []
         try:
+            self._add(numbers, prompt_ids, params, options, text)
             while True:
-                update = self._next_update(number)
+                update = self._next_update(numbers[0])
                 if update.text or update.token_ids or update.finish_reason is not None:
                     yield update
                 if update.output is not None:
                     return
         finally:
-            self._leave([number])
+            self._leave(numbers)
 
     def _next_update(self, number: int) -> Update:
         """Step until there is news of a request; that of others is kept for those who wait for it."""
         while not self._arrived[number]:
-            if not self.engine.has_unfinished:
-                raise RuntimeError(f"request {number} is gone: the engine was told to cancel it")
-            for update in self.engine.step():
-                if update.request_id in self._arrived:
-                    self._arrived[update.request_id].append(update)
-        return self._arrived[number].popleft()
+            if not self._news:
+                if not self.engine.has_unfinished:
+                    raise RuntimeError(f"request {number} is gone: the engine was told to cancel it")
+                self._news += self.engine.step()
+            while self._news:
+                update = self._news[0]
+                arrived = self._arrived.get(update.request_id, [])  # of nobody: it is dropped
+                n = len(arrived)
+                arrived[n:], self._news[:1] = [update], []  # at once: an interruption loses none and doubles none
+        return self._arrived[number].pop(0)
 
     def _last_update(self, number: int) -> Update:
         while (update := self._next_update(number)).output is None:
@@ -240,38 +255,15 @@ class LLM:
         return update
 
     def _leave(self, numbers: Sequence[int]) -> None:
-        for number in numbers:
-            self.engine.cancel(number)  # unless it has ended
-            self._arrived.pop(number, None)
+        self._unwanted += numbers
+        while self._unwanted:
+            self.engine.cancel(self._unwanted[-1])  # unless it has ended
+            self._arrived.pop(self._unwanted[-1], None)
+            self._unwanted.pop()
 
     def _encode(self, prompt: Prompt) -> list[int]:
         text = text_of(prompt)
         return token_ids(prompt) if text is None else self.tokenizer.encode(text, add_special=True)
-
-
-def _load(model: Any, dtype: str, device: str | None, progress: Progress) -> LoadedModel:
-    if isinstance(model, LoadedModel):
-        if dtype != "auto" or device is not None:
-            raise PacelineError("dtype and device of a loaded model are settled", hint="give them to load_model")
-        return model
-    if isinstance(model, str | os.PathLike):
-        return load_model(str(model), dtype=dtype, device=device or "cpu", progress=progress)
-    of_transformers, tokenizer = model if isinstance(model, tuple) else (model, None)
-    return adopt(of_transformers, tokenizer, dtype=dtype, device=device, progress=progress)
-
-
-def _speculative_config(given: SpeculativeConfig | Mapping[str, Any] | str | None) -> SpeculativeConfig:
-    if given is None:
-        given = "auto"
-    if isinstance(given, str):
-        given = {"method": given}
-    if not isinstance(given, SpeculativeConfig | Mapping):
-        raise PacelineError(
-            f"speculative_config is {given!r}; it must be a mapping or a method's name", hint='{"method": "ngram"}'
-        )
-    config = given if isinstance(given, SpeculativeConfig) else SpeculativeConfig.from_dict(given)
-    find(config.method)
-    return config
 
 
 def _has_draft_cache(config: SpeculativeConfig) -> bool:
@@ -280,16 +272,3 @@ def _has_draft_cache(config: SpeculativeConfig) -> bool:
     members = config.methods or (config,)
     known = names()
     return any("draft_cache_tokens" in find(m.method).options for m in members if m.method in known)
-
-
-def _one_each(name: str, given: Any, default: Any, kind: type, count: int) -> list[Any]:
-    if given is None or isinstance(given, kind):
-        return [default if given is None else given] * count
-    if not isinstance(given, Iterable):
-        raise PacelineError(f"{name} is {given!r}", hint=f"it must be {kind.__name__}, one or a list of them")
-    values = list(given)
-    if len(values) != count:
-        raise PacelineError(f"{len(values)} {name} for {count} prompts", hint="give one for all, or one each")
-    if not all(isinstance(value, kind) for value in values):
-        raise PacelineError(f"{name} must be {kind.__name__}, one or a list of them")
-    return values

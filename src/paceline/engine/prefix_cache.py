@@ -6,8 +6,8 @@ a snapshot taken at a sequence's end serves every prefix of it.
 """
 
 import logging
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +23,7 @@ class Snapshot:
     """A drafter's state, held by the nodes of the sequence it was taken from."""
 
     drafter: Drafter
-    state: Any
+    state: Any = None
     holders: int = 0
 
 
@@ -57,6 +57,7 @@ class PrefixCache:
         self._root = _Node((), None, -1)
         # Least recent first. A path is touched from its end upwards, so a parent is always newer than its children.
         self._recency: OrderedDict[_Node, None] = OrderedDict()
+        self._snapshots: set[Snapshot] = set()  # that some node holds
 
     @property
     def num_blocks(self) -> int:
@@ -98,12 +99,17 @@ class PrefixCache:
         while len(self._recency) > self._max_blocks:
             self._drop(next(iter(self._recency)))
 
-    def attach(self, token_ids: Sequence[int], drafter: Drafter, state: Any) -> None:
-        """Let the nodes of `token_ids` know the drafter's state at their end; the latest is kept."""
-        snapshot = Snapshot(drafter, state)
+    def attach(self, token_ids: Sequence[int], drafter: Drafter, take: Callable[[], Any]) -> None:
+        """Let the nodes of `token_ids` know the drafter's state at their end, if it has one; the latest is kept."""
         path = self._path(token_ids)
         if not path:
-            _discard(drafter, state)
+            return
+        snapshot = Snapshot(drafter)
+        self._snapshots.add(snapshot)
+        snapshot.state = take()
+        if snapshot.state is None:
+            self._snapshots.remove(snapshot)
+            return
         for node in path:
             self._detach(node, id(drafter))
             node.snapshots[id(drafter)] = snapshot
@@ -129,6 +135,29 @@ class PrefixCache:
         while self._recency:
             self._drop(next(iter(self._recency)))
 
+    def held(self) -> list[int]:
+        """The blocks that it holds a reference to."""
+        return [node.block for node in self._nodes()]
+
+    def mend(self) -> None:
+        """Make all agree with the trie again, after an interruption; the pool's counts are its caller's to mend."""
+        nodes = self._nodes()[::-1]  # children first
+        ranks = {node: rank for rank, node in enumerate(self._recency)}
+        for node in nodes:
+            ranks[node] = max([ranks.get(node, 0), *(ranks[child] for child in node.children.values())])
+        self._recency = OrderedDict.fromkeys(sorted(nodes, key=ranks.__getitem__))
+        holders = Counter(snapshot for node in nodes for snapshot in node.snapshots.values())
+        for snapshot in list(self._snapshots):
+            snapshot.holders = holders[snapshot]
+            self._discard_unheld(snapshot)
+
+    def _nodes(self) -> list[_Node]:
+        """All of them, parents first."""
+        nodes = list(self._root.children.values())
+        for node in nodes:
+            nodes += node.children.values()
+        return nodes
+
     def _path(self, token_ids: Sequence[int]) -> list[_Node]:
         path, node = [], self._root
         for start in range(0, len(token_ids) - BLOCK + 1, BLOCK):
@@ -146,22 +175,24 @@ class PrefixCache:
 
     def _drop(self, node: _Node) -> None:
         """Remove a node without children."""
+        for identity in list(node.snapshots):
+            self._detach(node, identity)
         del self._recency[node]
         del (node.parent or self._root).children[node.tokens]
         self._pool.give_back(node.block)
-        for identity in list(node.snapshots):
-            self._detach(node, identity)
 
     def _detach(self, node: _Node, identity: int) -> None:
         snapshot = node.snapshots.pop(identity, None)
         if snapshot is not None:
             snapshot.holders -= 1
-            if snapshot.holders == 0:
-                _discard(snapshot.drafter, snapshot.state)
+            self._discard_unheld(snapshot)
 
-
-def _discard(drafter: Drafter, state: Any) -> None:
-    try:
-        drafter.discard(state)
-    except Exception:  # a drafter's fault is nobody else's
-        logger.exception("method %s could not discard a snapshot", drafter.name)
+    def _discard_unheld(self, snapshot: Snapshot) -> None:
+        if snapshot.holders > 0:
+            return
+        try:
+            if snapshot.state is not None:
+                snapshot.drafter.discard(snapshot.state)
+        except Exception:  # a drafter's fault is nobody else's
+            logger.exception("method %s could not discard a snapshot", snapshot.drafter.name)
+        self._snapshots.discard(snapshot)

@@ -48,6 +48,12 @@ def check_conversation(messages: Any) -> None:
             f"a conversation is {messages!r:.60}; it must be a list of messages",
             hint='[{"role": "user", "content": "…"}]',
         )
+    for message in messages:
+        content = message.get("content")
+        if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
+            raise PacelineError(
+                f"a message's content is {content!r:.60}; it must be text", hint="join parts to one text"
+            )
     if not messages:
         raise PacelineError("the conversation is empty", hint="give at least one message")
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from paceline.core.constraint import TokenConstraint
 from paceline.core.params import SamplingParams
@@ -13,6 +14,9 @@ from paceline.drafters.config import MAX_DRAFT_TOKENS
 from paceline.errors import PacelineError
 from paceline.models.config import ModelConfig
 from paceline.ops.attention import BLOCK
+
+# Choices that a request may ask for: vLLM's bound, too. All of them are made where the prompt ends, to wait for seats.
+MAX_CHOICES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +54,15 @@ class RequestOptions:
         check_flag("private_drafts", self.private_drafts)
         if self.method is not None and not isinstance(self.method, str):
             raise PacelineError(f"method is {self.method!r}; it must be a method's name", hint="`paceline methods`")
-        if not isinstance(self.rule, str) and not hasattr(self.rule, "verify"):
+        if not isinstance(self.rule, str) and not has_methods(self.rule, "verify", "target_rows", "draft_sampler"):
             raise PacelineError(f"rule is {self.rule!r}; it must be a rule's name", hint=f"one of: {', '.join(RULES)}")
+        if self.constraint is not None and not has_methods(self.constraint, "start", "advance", "allowed"):
+            raise PacelineError(
+                f"constraint is {self.constraint!r}; it must be a TokenConstraint",
+                hint="an object with start(), advance(state, token) and allowed(state), or None",
+            )
         if self.num_speculative_tokens is not None:
-            _check_draft_tokens(self.num_speculative_tokens)
+            check_draft_tokens(self.num_speculative_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,9 @@ class Intake:
                 f"max_model_len is {config.max_model_len}, and the model has {model.max_context} positions",
                 hint="lower max_model_len",
             )
+        check_kind("method", method, str, "a method's name")
+        for token in eos_token_ids:
+            check_whole("an end-of-sequence token id", token, 0)
         self._vocab_size = model.vocab_size
         self._config = config
         self._eos_token_ids = eos_token_ids
@@ -101,7 +113,7 @@ class Intake:
 
     def offer(self, name: str, drafter: Drafter, num_draft_tokens: int) -> None:
         """From now on requests may name this method. Raises PacelineError if K cannot be."""
-        _check_draft_tokens(num_draft_tokens)
+        check_draft_tokens(num_draft_tokens)
         self._methods[name] = _Method(drafter, num_draft_tokens)
 
     def request(
@@ -113,8 +125,16 @@ class Intake:
         prompt: str | None,
     ) -> Request:
         """Raises PacelineError, one line, for what can never be answered."""
+        check_list("prompt_ids", prompt_ids)
+        check_kind("the sampling parameters", params, SamplingParams, "SamplingParams")
+        check_kind("the options", options, RequestOptions, "RequestOptions")
+        check_kind("prompt", prompt, str | None, "the prompt's text, or None")
         limit = token_limit(len(prompt_ids), params, self._config.max_model_len)
         self._check_prompt(prompt_ids)
+        if params.n > MAX_CHOICES:
+            raise PacelineError(
+                f"n is {params.n}; it must be at most {MAX_CHOICES}", hint="ask for more in several requests"
+            )
         self._check_room(len(prompt_ids) + limit)
         params.check_vocabulary(self._vocab_size)
         if params.stop and not self._has_text:
@@ -141,9 +161,9 @@ class Intake:
         )
 
     def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
-        other = next((token for token in prompt_ids if not isinstance(token, int) or isinstance(token, bool)), None)
-        if other is not None:
-            raise PacelineError(f"the prompt holds {other!r}", hint="give token ids: whole numbers, as int")
+        for token in prompt_ids:
+            if not isinstance(token, int) or isinstance(token, bool):
+                raise PacelineError(f"the prompt holds {token!r:.60}", hint="give token ids: whole numbers, as int")
         if not 0 <= min(prompt_ids) <= max(prompt_ids) < self._vocab_size:
             strange = next(token for token in prompt_ids if not 0 <= token < self._vocab_size)
             raise PacelineError(f"the prompt holds token {strange} and the vocabulary has {self._vocab_size} tokens")
@@ -173,17 +193,36 @@ def check_whole(name: str, value: object, least: int) -> None:
         raise PacelineError(f"{name} is {value}; it must be {least} or more")
 
 
+def check_kind(name: str, value: object, kind: Any, words: str) -> None:
+    """Raise PacelineError unless a setting is of a kind; `words` tell a person which."""
+    if not isinstance(value, kind):
+        raise PacelineError(
+            f"{name} is {value!r:.60}; it must be {words}", hint=f"it is of type {type(value).__name__}"
+        )
+
+
+def check_list(name: str, value: object) -> None:
+    """Raise PacelineError unless a setting is a list or its like; what it holds is another question."""
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray | memoryview):
+        raise PacelineError(f"{name} is {value!r:.60}; it must be a list", hint="of token ids: whole numbers, as int")
+
+
 def check_flag(name: str, value: object) -> None:
     """Raise PacelineError unless a setting is True or False."""
     if not isinstance(value, bool):
         raise PacelineError(f"{name} is {value!r}; it must be True or False")
 
 
-def _check_draft_tokens(count: object) -> None:
+def check_draft_tokens(count: object) -> None:
     if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_DRAFT_TOKENS:
         raise PacelineError(
             f"num_speculative_tokens is {count!r}; it must be a whole number from 0 to {MAX_DRAFT_TOKENS}"
         )
+
+
+def has_methods(value: object, *names: str) -> bool:
+    """An object that has them, not a class of such objects."""
+    return not isinstance(value, type) and all(callable(getattr(value, name, None)) for name in names)
 
 
 def _checked_rule(rule: str | Rule, drafter: Drafter | None) -> Rule:

@@ -11,13 +11,17 @@ from paceline.engine.statistics import SpeculationStatistics
 
 @dataclass(slots=True, eq=False)
 class LiveRequest:
-    """A request's unfinished sequences, and what the others came to."""
+    """A request's unfinished sequences, and what the others came to. `cancelled`: none of them goes on.
+
+    `counted`: it is among the engine's statistics.
+    """
 
     request: Request
     sequences: list[Sequence]
-    _done: dict[int, CompletionOutput] = field(default_factory=dict)
+    cancelled: bool = False
+    counted: bool = False
+    _done: dict[int, tuple[CompletionOutput, int]] = field(default_factory=dict)  # with how often it was put back
     _cached_tokens: int = 0
-    _put_back: int = 0
     _arrived: float = field(default_factory=time.perf_counter)
     _scheduled: float | None = None
     _prefilled: float | None = None
@@ -33,15 +37,19 @@ class LiveRequest:
 
     def finish(self, sequence: Sequence) -> None:
         """One of its sequences has ended."""
+        self._done[sequence.choice] = sequence.output(), sequence.num_put_back
         self.sequences.remove(sequence)
-        self._done[sequence.choice] = sequence.output()
-        self._put_back += sequence.num_put_back
+
+    def begun(self) -> set[int]:
+        """The choices that there are already, or were."""
+        return {*self._done, *(sequence.choice for sequence in self.sequences)}
 
     def output(self) -> RequestOutput:
-        """What it came to; choices that never began are empty."""
+        """What it has come to; choices that never began are empty."""
         request = self.request
+        done = {**self._done, **{one.choice: (one.output(), one.num_put_back) for one in self.sequences}}
         never = CompletionOutput(0, "", (), None, "abort", None, None, SpeculationStatistics())
-        outputs = tuple(self._done.get(i, replace(never, index=i)) for i in range(request.params.n))
+        outputs = tuple(done[i][0] if i in done else replace(never, index=i) for i in range(request.params.n))
         statistics = SpeculationStatistics()
         for output in outputs:
             statistics.merge(output.speculation)
@@ -60,7 +68,7 @@ class LiveRequest:
                 queued_s=_span(self._arrived, self._scheduled),
                 prefill_s=_span(self._scheduled, self._prefilled),
                 decode_s=_span(self._prefilled, time.perf_counter()),
-                num_put_back=self._put_back,
+                num_put_back=sum(put_back for _, put_back in done.values()),
                 speculation=statistics,
             ),
             lossless=request.rule.lossless,

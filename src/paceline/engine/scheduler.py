@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.results import LiveRequest
 from paceline.engine.sequence import Sequence
+from paceline.engine.timing import StepShape
 from paceline.models.cache import KVPool
 from paceline.ops.attention import BLOCK
 
@@ -37,6 +38,12 @@ class Schedule:
     put_back: list[Sequence] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
+
+    @property
+    def shape(self) -> StepShape:
+        turns, chunks = self.turns, self.chunks
+        context = sum(turn.sequence.cache.length for turn in turns) / len(turns) if turns else 0.0
+        return StepShape(len(turns), len(chunks), sum(len(chunk.token_ids) for chunk in chunks), context)
 
 
 class Scheduler:
@@ -99,6 +106,12 @@ class Scheduler:
                 rows += len(chunk)
         return plan
 
+    def put_back(self, sequence: Sequence) -> None:
+        """Its blocks go, its tokens stay: it will be computed again when there is room."""
+        sequence.runs = False
+        sequence.num_put_back += 1
+        sequence.cache.release()
+
     def _turn(self, sequence: Sequence) -> Turn:
         """Drafts take free blocks, and those of the prefix cache, but nobody else's."""
         # The last token of all is never worth drafting: the target's own pass yields it.
@@ -140,11 +153,8 @@ class Scheduler:
         sequence.cache.reserve(1)
 
     def _put_back(self, sequence: Sequence, plan: Schedule) -> None:
-        """Its blocks go, its tokens stay: it will be computed again when there is room."""
-        sequence.runs = False
-        sequence.num_put_back += 1
+        self.put_back(sequence)
         plan.put_back.append(sequence)
-        sequence.cache.release()
 
     def _free_up(self, blocks: int) -> bool:
         """Blocks for somebody, at the prefix cache's cost if need be; it loses nothing where that is not enough."""

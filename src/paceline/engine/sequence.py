@@ -26,11 +26,24 @@ class Pass:
     num_accepted_tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a sequence ended. No reason: it goes on."""
+
+    reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+
+
+GOES_ON = End()
+
+
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One choice of a request. Its cache holds the first rows of `token_ids`; the last one is never among them.
 
     A put-back sequence is the same object with an empty cache: its tokens, its noise and its draws stay.
+    What belongs together changes in one assignment, so that no interruption can part it; the text follows (`reread`).
     """
 
     request: Request
@@ -47,9 +60,8 @@ class Sequence:
     runs: bool = False  # it has a seat; else it waits for one
     hit: Hit | None = None  # the prefix that was found for it, until it begins
     num_put_back: int = 0
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    error: str | None = None
+    end: End = GOES_ON
+    end_shown: bool = False
     passes: list[Pass] = field(default_factory=list)
     logprobs: list[PositionLogprobs] = field(default_factory=list)
     _num_shown: int = 0
@@ -125,83 +137,95 @@ class Sequence:
         return self.num_to_prefill == 0 and not self.forks_due
 
     @property
+    def ended(self) -> bool:
+        return self.end.reason is not None
+
+    @property
     def private_drafts(self) -> bool:
         return self.request.private_drafts
 
-    def cut(self, tokens: Ids[int], finish_reason: str | None) -> int:
-        """How many tokens of a pass are kept; they end the answer if there is a reason, or if a stop string is met.
+    def cut(self, tokens: Ids[int], finish_reason: str | None) -> tuple[int, End]:
+        """How many tokens of a pass are kept, and whether they end the answer: for this reason, or at a stop string.
 
         A stop string cuts after the token that completed it. It may come to light late, when text was held back for
-        one that began before it: then tokens of earlier passes go too, and the result is negative.
+        one that began before it: then tokens of earlier passes go too, and the number is negative.
         """
-        self.finish_reason = finish_reason
-        if finish_reason == "stop" and tokens[-1] in self.request.params.stop_token_ids:
-            self.stop_reason = tokens[-1]
+        by_token = finish_reason == "stop" and tokens[-1] in self.request.params.stop_token_ids
+        end = End(finish_reason, tokens[-1] if by_token else None)
         if self.detokenizer is None:
-            return len(tokens)
+            return len(tokens), end
         self._unshown.append(self.detokenizer.push(tokens))
         if finish_reason is not None:
             self._unshown.append(self.detokenizer.flush())
         match = self.detokenizer.match
         if match is None:
-            return len(tokens)
-        self.finish_reason, self.stop_reason = "stop", match.stop
-        return match.num_tokens - self.num_output
+            return len(tokens), end
+        return match.num_tokens - self.num_output, End("stop", match.stop)
 
-    def extend(self, tokens: Ids[int], done: Pass, logprobs: Ids[PositionLogprobs]) -> None:
+    def extend(self, tokens: Ids[int], done: Pass, logprobs: Ids[PositionLogprobs], end: End) -> None:
         """Take what is kept of a pass."""
-        self.sampler = self.sampler.advance(*tokens)  # a constraint may raise
-        self.passes.append(done)
-        self.logprobs.extend(logprobs)
-        self.token_ids.extend(tokens)  # last: nothing else may lack what belongs to a token
+        sampler = self.sampler.advance(*tokens)  # a constraint may raise
+        ids, known, passes = self.token_ids, self.logprobs, self.passes
+        n, k, p = len(ids), len(known), len(passes)
+        ids[n:], known[k:], passes[p:], self.sampler, self.end = tokens, logprobs, (done,), sampler, end
 
-    def take_back(self, num_tokens: int) -> None:
+    def take_back(self, num_tokens: int, end: End) -> None:
         """Forget the newest tokens, and the passes and logprobs that were theirs."""
-        del self.token_ids[len(self.token_ids) - num_tokens :]
-        del self.logprobs[self.num_output :]
-        surplus = sum(done.num_tokens for done in self.passes) - self.num_output
-        while surplus > 0:
-            last = self.passes.pop()
-            kept = last.num_tokens - surplus
-            surplus = -kept
+        left = self.num_output - num_tokens
+        first, passes = self.num_prompt_tokens + left, self._first_passes(left)
+        self.token_ids[first:], self.logprobs[left:], self.passes, self.end = (), (), passes, end
+
+    def _first_passes(self, num_tokens: int) -> list[Pass]:
+        passes: list[Pass] = []
+        for done in self.passes:
+            kept = min(done.num_tokens, num_tokens)
+            num_tokens -= kept
             if kept > 0:
-                self.passes.append(Pass(kept, last.num_draft_tokens, min(kept, last.num_accepted_tokens)))
+                passes.append(Pass(kept, done.num_draft_tokens, min(kept, done.num_accepted_tokens)))
+        return passes
 
-    def end(self, reason: str, error: str | None = None) -> None:
-        """End it from outside: the text so far stands, cut at a stop string that was still in question."""
-        kept = self.cut((), reason)
-        self.take_back(-kept)
-        if self.stop_reason is None:
-            self.error = error
+    def finish(self, reason: str, error: str | None = None) -> None:
+        """End it from outside, in whatever state a fault has left it: the tokens that it has taken stand.
 
-    def fail(self, error: str) -> None:
-        """End it after the last token that it has taken, in whatever state a fault has left the rest."""
-        self.stop_reason = None
+        A stop string that was still in question counts, and then there was no fault.
+        """
+        self.reread()
+        kept, end = self.cut((), reason)
+        self.take_back(-kept, end if end.stop_reason is not None else End(reason, error=error))
+
+    def reread(self) -> None:
+        """The text anew from the tokens: whatever was cut short may have left it behind them, or ahead."""
         if self.detokenizer is not None:
-            self.detokenizer = self.detokenizer.fresh()
-            text = self.detokenizer.push(self.token_ids[self.num_prompt_tokens :])
-            self._unshown = [text[self._num_chars_shown :]]
-        self.end("error", error)
+            detokenizer = self.detokenizer.fresh()
+            text = detokenizer.push(self.token_ids[self.num_prompt_tokens :])
+            text += detokenizer.flush() if self.ended else ""
+            self.detokenizer, self._unshown = detokenizer, [text[self._num_chars_shown :]]
 
-    def take_update(self) -> Update:
-        """What has not been shown yet and can be: tokens that a stop string may still take back wait."""
-        upto = self.num_output
-        if self.finish_reason is None and self.detokenizer is not None:
+    def show(self, updates: list[Update]) -> None:
+        """Add what has not been shown yet and can be: tokens that a stop string may still take back wait."""
+        upto, end = self.num_output, self.end
+        if self.detokenizer is not None and not self.ended:
             upto = min(upto, self.detokenizer.num_settled)
-        start, self._num_shown = self._num_shown, max(self._num_shown, upto)
+        start, upto = self._num_shown, max(self._num_shown, upto)
         text = "".join(self._unshown)
-        self._unshown.clear()
-        self._num_chars_shown += len(text)
         first = self.num_prompt_tokens
-        return Update(
+        update = Update(
             request_id=self.request.request_id,
             index=self.choice,
             text=text,
-            token_ids=tuple(self.token_ids[first + start : first + self._num_shown]),
-            logprobs=self._logprobs(start, self._num_shown),
-            finish_reason=self.finish_reason,
-            stop_reason=self.stop_reason,
-            error=self.error,
+            token_ids=tuple(self.token_ids[first + start : first + upto]),
+            logprobs=self._logprobs(start, upto),
+            finish_reason=end.reason,
+            stop_reason=end.stop_reason,
+            error=end.error,
+        )
+        n, chars, over = len(updates), self._num_chars_shown + len(text), self.ended
+        updates[n:], self._num_shown, self._num_chars_shown, self._unshown, self.end_shown = (
+            [update],
+            upto,
+            chars,
+            [],
+            over,
         )
 
     def output(self) -> CompletionOutput:
@@ -214,9 +238,9 @@ class Sequence:
             text="" if self.detokenizer is None else self.detokenizer.text,
             token_ids=tuple(self.token_ids[self.num_prompt_tokens :]),
             logprobs=self._logprobs(0, self.num_output),
-            finish_reason=self.finish_reason or "abort",
-            stop_reason=self.stop_reason,
-            error=self.error,
+            finish_reason=self.end.reason or "abort",
+            stop_reason=self.end.stop_reason,
+            error=self.end.error,
             speculation=statistics,
         )
 

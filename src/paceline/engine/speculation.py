@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 import torch
 
 from paceline.core.proposal import Proposal, check_proposal, check_states
-from paceline.drafters.base import Drafter, Features, check_needs
+from paceline.drafters.base import Drafter, Features, Needs, check_needs
 from paceline.engine.prefix_cache import Hit, PrefixCache
+from paceline.engine.request import has_methods
 from paceline.engine.scheduler import Turn
 from paceline.engine.sequence import Sequence
 from paceline.errors import PacelineError
@@ -35,6 +36,9 @@ class Speculation:
 
     def add(self, name: str, drafter: Drafter) -> None:
         """Raises PacelineError for a drafter whose needs a shared target pass cannot meet."""
+        calls = ("observe", "propose", "snapshot", "restore", "discard", "fork", "release")
+        if not has_methods(drafter, *calls) or not isinstance(getattr(drafter, "needs", None), Needs):
+            raise PacelineError(f"method {name!r} is {drafter!r:.60}: that is no drafter", hint=f"it needs {calls}")
         check_needs(drafter, self._num_layers)
         for other, present in self.drafters.items():
             if None not in (exits := {drafter.needs.early_layer, present.needs.early_layer}) and len(exits) > 1:

@@ -1,0 +1,183 @@
+"""Whatever is handed to the engine or its facade: an answer, or one line that names the culprit, and nothing begun."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from engine.running import make_engine
+from transformers import AutoTokenizer
+
+from paceline.core.params import SamplingParams
+from paceline.engine.engine import Engine, EngineConfig, RequestOptions
+from paceline.engine.llm import LLM
+from paceline.engine.request import MAX_CHOICES
+from paceline.errors import PacelineError
+from paceline.models.decoder import Decoder
+from paceline.models.load import LoadedModel, load_model
+
+GREEDY = SamplingParams(temperature=0, max_tokens=3)
+SETTINGS: dict[str, Any] = {"max_num_seqs": 4, "kv_cache_memory_bytes": 4_000_000}
+OBJECTS: tuple[Any, ...] = (None, 3, 2.5, True, "x", b"x", [], {}, {1}, object(), int)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_llama_dir: Path) -> LoadedModel:
+    return load_model(str(tiny_llama_dir), dtype="bf16")
+
+
+@pytest.fixture(scope="module")
+def llm(model: LoadedModel) -> LLM:
+    return LLM(model, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def target() -> Decoder:
+    return tiny.tiny_decoder("llama", dtype=torch.bfloat16, num_hidden_layers=1)
+
+
+def refused(call: Callable[[], object], *words: str) -> None:
+    with pytest.raises(PacelineError) as caught:
+        call()
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 300
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("prompt", [[1, None], [None], ["a"], ["a", "b"], [1, []], [float("inf")], {1}, iter([1])])
+def test_a_stream_of_no_prompt(llm: LLM, prompt: Any) -> None:
+    refused(lambda: llm.stream(prompt, GREEDY), "prompt")
+
+
+@pytest.mark.parametrize("given", [3, "x", {"temperature": 0}, [GREEDY, GREEDY], [3], object(), SamplingParams])
+def test_parameters_and_options_of_another_kind(llm: LLM, given: Any) -> None:
+    chat: Any = [{"role": "user", "content": "a"}]
+    for call, what in ((llm.stream, "hi"), (llm.generate, "hi"), (llm.chat, chat)):
+        refused(lambda call=call, what=what: call(what, given), "sampling_params")  # type: ignore[misc]
+        refused(lambda call=call, what=what: call(what, GREEDY, given), "options")  # type: ignore[misc]
+    assert not llm.engine.has_unfinished
+
+
+@pytest.mark.parametrize("content", [3, None, ["a"], [{"type": "text", "text": "a"}], {"text": "a"}])
+def test_a_message_without_text(llm: LLM, content: Any) -> None:
+    """A template would write down whatever it is, as Python spells it."""
+    refused(lambda: llm.chat([{"role": "user", "content": content}], GREEDY), "content")
+
+
+@pytest.mark.parametrize(
+    ("name", "fine"),
+    [("constraint", (None,)), ("rule", ("x",)), ("speculative", (True,)), ("private_drafts", (True,)),
+     ("method", (None, "x")), ("num_speculative_tokens", (None, 3))],
+)  # fmt: skip
+def test_every_option_is_checked(name: str, fine: tuple[Any, ...]) -> None:
+    for value in OBJECTS:
+        if not any(type(value) is type(good) and value == good for good in fine):
+            refused(lambda value=value: RequestOptions(**{name: value}), name)  # type: ignore[misc]
+
+
+def test_a_class_is_no_constraint_and_no_rule() -> None:
+    class Allowing:
+        start = advance = allowed = verify = target_rows = draft_sampler = print
+
+    RequestOptions(constraint=Allowing(), rule=Allowing())  # type: ignore[arg-type]
+    refused(lambda: RequestOptions(constraint=Allowing), "constraint")  # type: ignore[arg-type]
+    refused(lambda: RequestOptions(rule=Allowing), "rule")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("value", [[], {}, 2.5, 0, 3, b"cpu", "", "nonsense", object()])
+def test_dtype_and_device(tiny_llama_dir: Path, value: Any) -> None:
+    folder = str(tiny_llama_dir)
+    refused(lambda: LLM(folder, dtype=value))
+    refused(lambda: LLM(folder, device=value), "device")
+    for progress in (3, None, "x", []):
+        refused(lambda progress=progress: LLM(folder, progress=progress), "progress")  # type: ignore[misc]
+    assert LLM(folder, device=torch.device("cpu"), **SETTINGS).model.precision  # type: ignore[arg-type]
+
+
+def test_models_of_no_kind(model: LoadedModel, tiny_llama_dir: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama_dir)
+    hf = tiny.hf_model(tiny.hf_config("llama", vocab_size=len(tokenizer)))
+    for given in (
+        (),
+        (hf,),
+        (hf, tokenizer, tokenizer),
+        (model,),
+        (model, tokenizer),
+        (tokenizer, hf),
+        [hf, tokenizer],
+    ):
+        refused(lambda given=given: LLM(given), "tuple" if isinstance(given, tuple) and len(given) != 2 else "no model")  # type: ignore[misc]
+    for odd in (None, 3, b"x", "", "a\0b", type(hf), torch.nn.Linear(2, 2), Path("/nowhere")):
+        refused(lambda odd=odd: LLM(odd))  # type: ignore[misc]
+    refused(lambda: LLM(hf, device=""), "device")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        *({"method": method, "model": 3} for method in ("draft_model", "medusa", "eagle3")),
+        *({"model": []}, {"method": "composite", "methods": ["suffix", {"method": "draft_model", "model": 3}]}),
+        *({"method": "draft_model", "model": "x", "draft_dtype": dtype} for dtype in ([], 3)),
+    ],
+)
+def test_a_draft_model_of_no_kind(model: LoadedModel, llm: LLM, config: Any) -> None:
+    refused(lambda: LLM(model, config, **SETTINGS), "draft")
+    refused(lambda: llm.add_method(config), "draft")
+
+
+def test_no_configuration_is_no_method_to_add(llm: LLM) -> None:
+    refused(lambda: llm.add_method(None), "speculative_config is None")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("n", [MAX_CHOICES + 1, 10**9])
+def test_more_choices_than_can_ever_be(llm: LLM, target: Decoder, n: int) -> None:
+    params = SamplingParams(n=n, max_tokens=1)
+    refused(lambda: llm.generate("hi", params), f"n is {n}")
+    refused(lambda: llm.stream("hi", params), f"n is {n}")
+    refused(lambda: make_engine(target).add_request([1], params), f"n is {n}")
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, 3, "abc", b"abc", {1}, iter([1]), np.array([1]), torch.tensor([1]), [1, None]]
+)
+def test_what_is_no_list_of_ids(target: Decoder, prompt: Any) -> None:
+    engine = make_engine(target)
+    refused(lambda: engine.add_request(prompt, GREEDY), "prompt")
+    refused(lambda: engine.check_request(prompt, GREEDY), "prompt")
+    assert not engine.has_unfinished
+
+
+def test_what_is_no_request(target: Decoder) -> None:
+    engine = make_engine(target)
+    for odd in OBJECTS:
+        refused(lambda odd=odd: engine.add_request([1], odd), "parameters")  # type: ignore[misc]
+        if odd is not None:
+            refused(lambda odd=odd: engine.add_request([1], GREEDY, odd), "options")  # type: ignore[misc]
+            refused(lambda odd=odd: engine.check_request([1], GREEDY, odd), "options")  # type: ignore[misc]
+        if odd is not None and odd != "x":
+            refused(lambda odd=odd: engine.add_request([1], GREEDY, None, odd), "prompt")  # type: ignore[misc]
+    assert not engine.has_unfinished
+
+
+def test_what_is_no_engine(target: Decoder) -> None:
+    config = EngineConfig(max_model_len=100, num_kv_blocks=4)
+    for odd in OBJECTS:
+        refused(lambda odd=odd: Engine(odd, config), "target")  # type: ignore[misc]
+        refused(lambda odd=odd: Engine(target, odd), "config")  # type: ignore[misc]
+        if odd is not int:
+            refused(lambda odd=odd: Engine(target, config, clock=odd), "clock")  # type: ignore[misc]
+        if odd is not None:
+            refused(lambda odd=odd: Engine(target, config, tokenizer=odd), "tokenizer")  # type: ignore[misc]
+        if odd not in (None, {}):
+            refused(lambda odd=odd: Engine(target, config, odd), "drafters")  # type: ignore[misc]
+        if odd not in (None, []):
+            refused(lambda odd=odd: Engine(target, config, eos_token_ids=odd))  # type: ignore[misc]
+        if odd != "x":
+            refused(lambda odd=odd: Engine(target, config, method=odd), "method")  # type: ignore[misc]
+        if odd != 3:
+            refused(lambda odd=odd: Engine(target, config, num_draft_tokens=odd), "num_speculative_tokens")  # type: ignore[misc]
+    refused(lambda: Engine(target, config, {"mine": 3}), "drafter")  # type: ignore[dict-item]
+    refused(lambda: Engine(target, config, eos_token_ids=["a"]), "end-of-sequence")  # type: ignore[list-item]
