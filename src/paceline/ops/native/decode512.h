@@ -4,8 +4,32 @@
 
 #include "level.h"
 
+#ifndef PACELINE_HINT
+#define PACELINE_HINT _MM_HINT_T0
+#endif
 namespace paceline {
 namespace PACELINE_LEVEL {
+
+static inline __m512 widened(const bf16* x) {
+  __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+}
+
+// One row of activations to 8 bits, to nearest, ties to even.
+static void round_row(const bf16* x, int row, int inner, const Codes& codes) {
+  Rounded to = codes.at(row, 0);
+  for (int k = 0; k < inner; k += STEP, x += STEP, to = codes.next(to)) {
+    __m512 first = widened(x), second = widened(x + 16);
+    // sizes as integers, so that NaN is the largest
+    __m512i top = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(first)), _mm512_castps_si512(_mm512_abs_ps(second)));
+    Rounding r(bf16_to_float(bf16(_mm512_reduce_max_epi32(top) >> 16)));
+    __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(first, _mm512_set1_ps(r.factor)));
+    __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(second, _mm512_set1_ps(r.factor)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.codes), _mm512_cvtepi32_epi8(a));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.codes + 16), _mm512_cvtepi32_epi8(b));
+    put_group(to, r, _mm512_reduce_add_epi32(a), _mm512_reduce_add_epi32(b));
+  }
+}
 
 template <int SHIFT>
 static inline __m512i shifted(__m512i x) {  // right, or left where negative
@@ -25,6 +49,13 @@ static inline __m512i decode(const uint8_t* low, const uint8_t* high) {
     codes = _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), codes, upper, 0xca);  // mask ? codes : upper
   }
   return _mm512_and_si512(codes, _mm512_set1_epi8((1 << BITS) - 1));
+}
+
+// Memory shall have ready what stands some time from now behind `from`, for all of `bytes`.
+static inline void ask_ahead(const uint8_t* from, size_t bytes) {
+  constexpr size_t ahead = 8192;
+  for (size_t line = 0; line < bytes; line += 64)
+    _mm_prefetch(reinterpret_cast<const char*>(from) + ahead + line, PACELINE_HINT);
 }
 
 template <int BITS>
@@ -79,14 +110,10 @@ static inline void decode_scales(const uint8_t* unit, int step, int tile, Scales
   }
 }
 
-// Of a chunk. What stands two chunks on is asked for meanwhile.
 template <uint32_t TYPE>
-static inline void decode_scales(const uint8_t* unit, int steps, Scales* s) {
+static inline void decode_scales(const uint8_t* unit, int steps, Scales* s) {  // of a chunk
   constexpr Format f = format_of(TYPE);
-  constexpr size_t ahead = size_t(2 * CHUNK / f.block) * f.unit_block();
   for (int step = 0; step < steps; step += f.steps(), unit += f.unit_block()) {
-    for (size_t line = 0; line < f.unit_block(); line += 64)
-      _mm_prefetch(reinterpret_cast<const char*>(unit) + ahead + line, _MM_HINT_T0);
     decode_scales<TYPE>(unit, step, 0, s);
     decode_scales<TYPE>(unit, step, TILE, s);
   }

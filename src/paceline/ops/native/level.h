@@ -5,47 +5,40 @@
 namespace paceline {
 namespace PACELINE_LEVEL {
 
-// One row of activations to 8 bits, to nearest, ties to even. A group with NaN or infinity has a scale that is no
-// number; one that is all but zero (127 / its largest is beyond float32) is rounded to fewer codes.
-static void round_row(const bf16* x, int row, int inner, const Codes& codes) {
-  constexpr float most = 3.40282347e38f, shift = 0x1.8p23f;  // shift + v has v, rounded, in its low bits
-  for (int group = 0; group < inner / STEP; group++, x += STEP) {
-    Rounded to = codes.at(row, group);
-    int16_t top = 0;
-    for (int k = 0; k < STEP; k++) {
-      int16_t size = int16_t(x[k] & 0x7fff);
-      top = size > top ? size : top;
-    }
-    float largest = bf16_to_float(bf16(top)), factor = 127.0f / largest;
-    factor = factor > most ? most : factor;
-    int sums[2] = {0, 0};
-    for (int half = 0; half < 2; half++)
-      for (int k = half * 16; k < half * 16 + 16; k++) {
-        float shifted = bf16_to_float(x[k]) * factor + shift;
-        int32_t bits;
-        memcpy(&bits, &shifted, 4);
-        int8_t code = int8_t(bits);
-        to.codes[k] = code;
-        sums[half] += code;
-      }
-    *to.scale = largest < 127.0f / most ? 1.0f / most : largest / 127.0f;
-    *to.total = *to.scale * float(sums[0] + sums[1]);
-    to.sums[0] = sums[0], to.sums[1] = sums[1];
+// The scale of a group whose largest size is `largest`, and what activations are multiplied by for their codes: with NaN
+// or infinity neither is a number to go on with; next to zero (127 / largest beyond float32) there are fewer codes.
+struct Rounding {
+  float scale, factor;
+  explicit Rounding(float largest) {
+    constexpr float most = 3.40282347e38f;
+    scale = largest / 127.0f, factor = 127.0f / largest;
+    if (factor > most) factor = most, scale = 1.0f / most;
   }
+};
+
+static inline void put_group(const Rounded& to, const Rounding& r, int first, int second) {
+  *to.scale = r.scale;
+  *to.total = r.scale * float(first + second);
+  to.sums[0] = first, to.sums[1] = second;
+}
+
+static inline void widen(const bf16* from, int count, float* to) {  // zero beyond `count`
+  bf16 padded[UNIT] = {};
+  memcpy(padded, from, size_t(count) * 2);
+  for (int o = 0; o < UNIT; o++) to[o] = bf16_to_float(padded[o]);
 }
 
 // sums: [rows, UNIT]
 static void put_out(const float* sums, int rows, const Output& out) {
+  float bias[UNIT] = {}, residual[UNIT] = {};
+  if (out.bias) widen(out.bias, out.count, bias);
   for (int m = 0; m < rows; m++, sums += UNIT) {
-    float values[UNIT];
-    bf16 rounded[UNIT] = {};
-    memcpy(values, sums, sizeof values);
-    if (out.bias)
-      for (int o = 0; o < out.count; o++) values[o] += bf16_to_float(out.bias[o]);
-    if (out.residual)
-      for (int o = 0; o < out.count; o++) values[o] += bf16_to_float(out.residual[m * out.stride + o]);
-    for (int o = 0; o < UNIT; o++) rounded[o] = float_to_bf16(values[o]);
-    memcpy(out.y + m * out.stride, rounded, size_t(out.count) * 2);
+    if (out.residual) widen(out.residual + m * out.stride, out.count, residual);
+    bf16 rounded[UNIT];
+    for (int o = 0; o < UNIT; o++) rounded[o] = float_to_bf16(sums[o] + bias[o] + residual[o]);
+    bf16* y = out.y + m * out.stride;
+    if (out.count == UNIT) memcpy(y, rounded, sizeof rounded);
+    else memcpy(y, rounded, size_t(out.count) * 2);
   }
 }
 

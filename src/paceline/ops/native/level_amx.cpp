@@ -6,7 +6,7 @@
 namespace paceline {
 namespace amx {
 
-constexpr int FEW = 4;  // rows that vectors are faster with; codes have the same products there
+constexpr int FEW = 5;  // rows that vectors are faster with; codes have the same products there
 
 // Compilers do not know that tile instructions read memory.
 static inline void settle(const void* read = nullptr) { asm volatile("" ::"r"(read) : "memory"); }
@@ -85,55 +85,72 @@ static void dense(const uint8_t* unit, int inner, const Activations& a, float* a
   _tile_release();
 }
 
-// Signed codes of a chunk: [step][tile][8 vectors].
-struct Codebook {
-  alignas(64) __m512i codes[STEPS][2][8];
+constexpr int PHASE = 8;  // products between two turns of vector instructions: their sums stay in the nearest cache
+
+// Signed codes of some steps, [step][tile][8 vectors], and their products with a block of rows, [step][part][tile].
+struct Phase {
+  alignas(64) __m512i codes[PHASE / 2][2][8];
+  alignas(64) int32_t dots[PHASE][16][TILE];
 };
 
 template <uint32_t TYPE>
-static void decode_codes(const uint8_t* unit, int steps, Codebook* book) {
+static void decode_codes(const uint8_t* unit, int first, int steps, Phase* phase) {
   constexpr Format f = format_of(TYPE);
-  for (int step = 0; step < steps; step++)
+  for (int i = 0; i < steps; i++)
     for (int t = 0; t < 2; t++) {
-      const uint8_t* block = unit + size_t(step / f.steps()) * f.unit_block();
-      size_t index = size_t(step % f.steps() * 2 + t);
+      const uint8_t* block = unit + size_t((first + i) / f.steps()) * f.unit_block();
+      size_t index = size_t((first + i) % f.steps() * 2 + t);
       __m512i codes[8];
       decode_tile<f.bits>(block + f.low_at() + index * f.low_tile(), block + f.high_at() + index * f.high_tile(), codes);
       for (int j = 0; j < 8; j++)
-        book->codes[step][t][j] = f.offset ? _mm512_sub_epi8(codes[j], _mm512_set1_epi8(f.offset)) : codes[j];
+        phase->codes[i][t][j] = f.offset ? _mm512_sub_epi8(codes[j], _mm512_set1_epi8(f.offset)) : codes[j];
     }
 }
 
-// One tile of a step with a block of rows: by part of the step, [parts][16 rows][16 outputs].
+// The turn of a tile of sums: what it holds, product number `index` − 4, is stored; then it takes product number `index`,
+// of which tile `w` has the weights. (A macro, since tiles are named by literals.)
+#define PACELINE_TURN(index, sums, a, w)                                         \
+  if ((index) >= 4) _tile_stored(sums, phase->dots[(index) - 4], 64);            \
+  if ((index) < count) {                                                         \
+    _tile_zero(sums);                                                            \
+    _tile_loadd(w, phase->codes[(index) / 2 / PARTS][(index) % 2] + (index) / 2 % PARTS * 4, 64); \
+    _tile_dpbssd(sums, a, w);                                                    \
+  }
+#define PACELINE_ROWS_OF(index, a) \
+  if ((index) < count) _tile_loadd(a, x + (index) / 2 / PARTS * step + (index) / 2 % PARTS * 16, STEP);
+
+// `count` products, an even number. Four are under way at a time: each takes long, and a tile is not renamed.
+// Of `ahead` each asks for `piece` bytes: requests to memory are spread over all there is to do.
 template <int PARTS>
-static inline void multiply_tile(const __m512i* codes, const int8_t* x, int32_t* dots) {
-  _tile_zero(0);
-  _tile_loadd(6, codes, 64);
-  _tile_loadd(4, x, STEP);
-  _tile_dpbssd(0, 4, 6);
-  _tile_stored(0, dots, 64);
-  if constexpr (PARTS == 2) {
-    _tile_zero(1);
-    _tile_loadd(7, codes + 4, 64);
-    _tile_loadd(5, x + 16, STEP);
-    _tile_dpbssd(1, 5, 7);
-    _tile_stored(1, dots + 256, 64);
+static inline void multiply(int count, const int8_t* x, ptrdiff_t step, Phase* phase, const uint8_t* ahead,
+                            size_t piece) {
+  settle();
+  for (int index = 0; index < count + 4; index += 4) {
+    if (index < count) ask_ahead(ahead + size_t(index) * piece, 4 * piece);
+    PACELINE_ROWS_OF(index, 4)
+    PACELINE_TURN(index, 0, 4, 6)
+    PACELINE_TURN(index + 1, 1, 4, 7)
+    if (index + 2 >= count + 4) break;
+    PACELINE_ROWS_OF(index + 2, 5)
+    PACELINE_TURN(index + 2, 2, 5, 6)
+    PACELINE_TURN(index + 3, 3, 5, 7)
   }
   settle();
 }
 
+// 16 outputs of a step with a block of rows.
 template <uint32_t TYPE>
-static void step_rows(const __m512i* codes, const Rounded& x, int rows, const float* scales, const float* mins,
-                      float* acc) {
+static inline void add_rows(const int32_t (*dots)[16][TILE], const Rounded& x, int rows, const float* scales,
+                            const float* mins, float* acc) {
+  const int32_t* d = dots[0][0];
   constexpr Format f = format_of(TYPE);
-  constexpr int parts = STEP / f.group;
-  alignas(64) int32_t dots[parts][16][TILE];
-  multiply_tile<parts>(codes, x.codes, dots[0][0]);
-  __m512 scale = _mm512_load_ps(scales), other = _mm512_load_ps(scales + (parts - 1) * UNIT);
+  constexpr int parts = STEP / f.group, other = (parts - 1) * 2;
+  __m512 scale = _mm512_load_ps(scales), second = _mm512_load_ps(scales + (parts - 1) * UNIT);
   __m512 least = f.mins ? _mm512_load_ps(mins) : _mm512_setzero_ps();
+#pragma GCC unroll 8
   for (int m = 0; m < rows; m++) {
-    __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(dots[0][m])), scale);
-    if (parts == 2) part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(dots[parts - 1][m])), other, part);
+    __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(d + m * TILE)), scale);
+    if (parts == 2) part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(d + (other * 16 + m) * TILE)), second, part);
     float* to = acc + m * UNIT;
     _mm512_store_ps(to, add_part<f.mins>(_mm512_load_ps(to), part, least, x.scale + m, x.total + m));
   }
@@ -142,21 +159,39 @@ static void step_rows(const __m512i* codes, const Rounded& x, int rows, const fl
 template <uint32_t TYPE>
 static void quantised(const uint8_t* unit, int inner, const Activations& a, float* acc) {
   constexpr Format f = format_of(TYPE);
-  Scales s;
-  Codebook book;
-  configure(a.rounded.height, a.rounded.height, f.group);
-  for (int k = 0; k < inner; k += CHUNK) {
-    int steps = (inner - k < CHUNK ? inner - k : CHUNK) / STEP;
-    decode_scales<TYPE>(unit, steps, &s);
-    decode_codes<TYPE>(unit, steps, &book);
-    unit += size_t(steps / f.steps()) * f.unit_block();
-    for (int m = 0; m < a.rows; m += a.rounded.height) {
-      int rows = a.rows - m < a.rounded.height ? a.rows - m : a.rounded.height;
-      for (int step = 0; step < steps; step++)
-        for (int t = 0; t < 2; t++)
-          step_rows<TYPE>(book.codes[step][t], a.rounded.at(m, k / STEP + step), rows,
-                          s.scales[step * STEP / f.group] + t * TILE, s.mins[step] + t * TILE,
-                          acc + m * UNIT + t * TILE);
+  constexpr int parts = STEP / f.group, most = PHASE / 2 / parts;
+  Scales s[2];  // by chunk, in turn
+  Phase phase;
+  const int height = a.rounded.height, steps = inner / STEP;
+  auto decode_phase = [&](int first) {
+    int chunk = first / STEPS, left = steps - first;
+    const uint8_t* blocks = unit + size_t(chunk * STEPS / f.steps()) * f.unit_block();
+    if (first % STEPS == 0) decode_scales<TYPE>(blocks, left < STEPS ? left : STEPS, &s[chunk % 2]);
+    decode_codes<TYPE>(blocks, first % STEPS, left < most ? left : most, &phase);
+  };
+  configure(height, height, f.group);
+  decode_phase(0);
+  for (int first = 0; first < steps; first += most) {
+    int count = steps - first < most ? steps - first : most;
+    const Scales& own = s[first / STEPS % 2];
+    for (int m = 0; m < a.rows; m += height) {
+      int rows = a.rows - m < height ? a.rows - m : height;
+      Rounded x = a.rounded.at(m, first);
+      const uint8_t* ahead = unit + size_t(first * 2) * f.tile_share();
+      constexpr size_t piece = f.tile_share() / (2 * parts);  // half while tiles compute, half while vectors do
+      multiply<parts>(count * 2 * parts, x.codes, height * STEP, &phase, ahead, piece);
+      ahead += size_t(count) * f.tile_share();
+      // here, so that what tiles store is not waited for, nor what they load
+      if (m + height >= a.rows && first + most < steps) decode_phase(first + most);
+      for (int i = 0; i < count; i++, x = a.rounded.next(x))
+        for (int t = 0; t < 2; t++) {
+          int step = first % STEPS + i;
+          const float *scales = own.scales[step * parts] + t * TILE, *mins = own.mins[step] + t * TILE;
+          float* to = acc + m * UNIT + t * TILE;
+          ask_ahead(ahead + size_t(2 * i + t) * f.tile_share() / 2, f.tile_share() / 2);
+          if (rows == 16) add_rows<TYPE>(phase.dots + i * 2 * parts + t, x, 16, scales, mins, to);
+          else add_rows<TYPE>(phase.dots + i * 2 * parts + t, x, rows, scales, mins, to);
+        }
     }
   }
   _tile_release();

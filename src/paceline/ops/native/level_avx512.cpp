@@ -64,16 +64,17 @@ static inline __m512 part_of(const __m512i* codes, const int8_t* x, const int32_
 
 // A chunk with M rows of one block.
 template <int M, uint32_t TYPE>
-static void chunk_rows(const uint8_t* unit, int steps, const Scales& s, Rounded x, ptrdiff_t height, float* acc) {
+static void chunk_rows(const uint8_t* unit, int steps, const Scales& s, const Codes& c, const Rounded& x, float* acc) {
   constexpr Format f = format_of(TYPE);
   for (int t = 0; t < 2; t++) {
     __m512 results[M];
     for (int m = 0; m < M; m++) results[m] = _mm512_load_ps(acc + m * UNIT + t * TILE);
     Rounded at = x;
-    for (int step = 0; step < steps; step++) {
+    for (int step = 0; step < steps; step++, at = c.next(at)) {
       const uint8_t* block = unit + size_t(step / f.steps()) * f.unit_block();
       size_t index = size_t(step % f.steps() * 2 + t);
       __m512i codes[8];
+      ask_ahead(unit + size_t(2 * step + t) * f.tile_share(), f.tile_share());
       decode_tile<f.bits>(block + f.low_at() + index * f.low_tile(), block + f.high_at() + index * f.high_tile(), codes);
       if constexpr (f.bits == 8)
         for (int j = 0; j < 8; j++) codes[j] = _mm512_xor_si512(codes[j], _mm512_set1_epi8(-128));
@@ -83,7 +84,6 @@ static void chunk_rows(const uint8_t* unit, int steps, const Scales& s, Rounded 
         __m512 part = part_of<TYPE>(codes, at.codes + m * STEP, at.sums + m * 2, scales);
         results[m] = add_part<f.mins>(results[m], part, least, at.scale + m, at.total + m);
       }
-      at = {at.codes + height * STEP, at.scale + height, at.total + height, at.sums + height * 2};
     }
     for (int m = 0; m < M; m++) _mm512_store_ps(acc + m * UNIT + t * TILE, results[m]);
   }
@@ -111,7 +111,7 @@ static void quantised(const uint8_t* unit, int inner, const Activations& a, floa
     decode_scales<TYPE>(unit, steps, &s);
     for (int m = 0; m < a.rows; m += ROWS) {
 #define PACELINE_ROWS(M) chunk_rows<M, TYPE>
-      PACELINE_FOR_ROWS(a.rows - m, PACELINE_ROWS, unit, steps, s, a.rounded.at(m, k / STEP), a.rounded.height,
+      PACELINE_FOR_ROWS(a.rows - m, PACELINE_ROWS, unit, steps, s, a.rounded, a.rounded.at(m, k / STEP),
                         acc + m * UNIT)
 #undef PACELINE_ROWS
     }

@@ -58,6 +58,7 @@ struct Format {
 
   constexpr size_t unit_block() const { return size_t(UNIT) * bytes; }
   constexpr int steps() const { return block / STEP; }
+  constexpr size_t tile_share() const { return unit_block() / size_t(2 * steps()); }  // with its part of the scales
   constexpr size_t low_at() const { return size_t(UNIT) * scales; }
   constexpr size_t low_tile() const { return bits == 16 ? 1024 : bits == 8 ? 512 : 256; }  // bytes of 16 rows
   constexpr size_t high_at() const { return low_at() + steps() * 2 * low_tile(); }
@@ -101,10 +102,14 @@ struct Codes {
   int groups;  // of a row
   int height;  // at most 16; the last block is as high as the others, and zero where there are no more rows
 
-  // Group `group` of row `row`; the next row of the block stands right behind, the next group `height` further on.
+  // Group `group` of row `row`; the next row of the block stands right behind.
   Rounded at(int row, int group) const {
     size_t index = (size_t(row / height) * size_t(groups) + size_t(group)) * size_t(height) + size_t(row % height);
     return {codes + index * STEP, scales + index, totals + index, sums + index * 2};
+  }
+
+  Rounded next(const Rounded& r) const {  // the same row's next group
+    return {r.codes + height * STEP, r.scale + height, r.total + height, r.sums + height * 2};
   }
 };
 
@@ -146,8 +151,8 @@ static inline float bf16_to_float(bf16 value) {
 static inline bf16 float_to_bf16(float value) {  // to nearest, ties to even
   uint32_t bits;
   memcpy(&bits, &value, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return bf16(bits >> 16 | 0x40);  // NaN stays NaN
-  return bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return bf16((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded);  // NaN stays NaN
 }
 
 static inline float half_to_float(uint16_t half) {

@@ -9,6 +9,25 @@
 namespace paceline {
 namespace PACELINE_LEVEL {
 
+// One row of activations to 8 bits, to nearest, ties to even.
+static void round_row(const bf16* x, int row, int inner, const Codes& codes) {
+  constexpr float shift = 0x1.8p23f;  // shift + v has v, rounded, in its low bits
+  Rounded to = codes.at(row, 0);
+  for (int group = 0; group < inner / STEP; group++, x += STEP, to = codes.next(to)) {
+    int top = 0, sums[2] = {0, 0};
+    for (int k = 0; k < STEP; k++) top = (x[k] & 0x7fff) > top ? x[k] & 0x7fff : top;
+    Rounding r(bf16_to_float(bf16(top)));
+    for (int k = 0; k < STEP; k++) {
+      float shifted = bf16_to_float(x[k]) * r.factor + shift;
+      int32_t bits;
+      memcpy(&bits, &shifted, 4);
+      to.codes[k] = int8_t(bits);
+      sums[k / 16] += int8_t(bits);
+    }
+    put_group(to, r, sums[0], sums[1]);
+  }
+}
+
 static void halves(const uint8_t* from, float* out) {
 #if defined(__F16C__)
   for (int o = 0; o < UNIT; o += 8)
