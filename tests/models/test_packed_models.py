@@ -109,7 +109,7 @@ def test_logits_are_those_of_the_dequantised_model_but_for_rounding(file: GgufFi
     tokens = list(range(3, 43))
     ours, theirs = run(packed, tokens).float(), run(plain, tokens).float()
     spread = theirs.std()
-    assert (ours - theirs).std() < 0.1 * spread, "bf16 activations round at other places, no more"
+    assert (ours - theirs).std() < 0.1 * spread, "activations are rounded to 8 bits, no more"
     assert not torch.equal(ours, theirs.roll(1, 0))
 
 

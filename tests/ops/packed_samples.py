@@ -43,3 +43,18 @@ def sample(type_id: int, out: int, inner: int, seed: int = 0, scale: float = 0.0
 def activations(rows: int, inner: int, seed: int = 1) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, inner, generator=generator).to(torch.bfloat16)
+
+
+def as_multiplied(x: torch.Tensor, type_id: int) -> torch.Tensor:
+    """Activations as they meet weights of the type, float64: [T, in] bf16, but for bf16 weights of 8 bits by group of 32.
+
+    Largest / 127 is a group's scale; codes are to nearest, ties to even.
+    """
+    if type_id == BF16:
+        return x.double()
+    groups = x.float().view(x.shape[0], -1, 32)
+    largest = groups.abs().amax(2, keepdim=True)
+    # not `127 / largest`, which torch takes for a product with the reciprocal
+    factor = torch.full_like(largest, 127).div(largest).clamp(max=torch.finfo(torch.float32).max)
+    codes = (groups * factor).round()
+    return (codes.double() * (largest / 127).double()).view(x.shape)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_samples import QUANTISED, Sample, activations, sample
+from packed_samples import QUANTISED, Sample, activations, as_multiplied, sample
 
 from paceline.errors import PacelineError
 from paceline.ops.native import library
@@ -30,9 +30,10 @@ def assert_close(y: torch.Tensor, x: torch.Tensor, s: Sample) -> None:
 
     Both terms of `scale · code − minimum` are summed by themselves, so it is their sizes that count.
     """
-    exact = x.double() @ s.weight.double().T
+    x = as_multiplied(x, s.type_id)
+    exact = x @ s.weight.double().T
     terms = x.shape[1] if s.type_id == BF16 else x.shape[1] // 16 + 64
-    sizes = x.double().abs() @ s.size.double().T
+    sizes = x.abs() @ s.size.double().T
     allowed = 2**-8 * exact.abs() + terms * 2**-24 * sizes + 1e-37
     assert ((y.double() - exact).abs() <= allowed).all()
 
@@ -114,6 +115,23 @@ def test_threads_change_no_bit(level: str, type_id: int) -> None:
             torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("type_id", QUANTISED, ids=QUANTISED.values())
+def test_every_level_has_the_same_bits(type_id: int) -> None:
+    """Sums of a group are exact integers; what is done with them is one sequence of float32 operations."""
+    s = sample(type_id, 70, 1280)
+    bias, residual, x = activations(1, 70)[0], activations(19, 70), activations(19, 1280)
+    x[5, 32:64], x[6], x[7, 64:96] = 0, 0, 1e-38
+    for rows in (1, 3, 19):
+        first, *others = [linear(s, level, bias)(x[:rows], residual[:rows]) for level in LEVELS]
+        assert all(torch.equal(other, first) for other in others), rows
+
+
+def test_activations_are_as_near_as_8_bits_allow() -> None:
+    x = activations(4, 256)
+    largest = x.double().view(4, 8, 32).abs().amax(2, keepdim=True).expand(4, 8, 32).reshape(4, 256)
+    assert ((as_multiplied(x, 8) - x.double()).abs() <= largest / 127 * 0.50001).all()
+
+
 @every_level
 @pytest.mark.parametrize("size", [1e-30, 1e30])
 def test_extreme_activations(level: str, size: float) -> None:
@@ -149,7 +167,7 @@ def test_joined_matrices_stand_side_by_side(level: str) -> None:
 def test_bias_and_residual_are_added_before_the_rounding(level: str) -> None:
     s, x = sample(8, 40, 256), activations(7, 256)
     bias, residual = activations(1, 40)[0], activations(7, 40)
-    exact = x.double() @ s.weight.double().T + bias.double() + residual.double()
+    exact = as_multiplied(x, 8) @ s.weight.double().T + bias.double() + residual.double()
     got = linear(s, level, bias)(x, residual).double()
     assert ((got - exact).abs() <= 2**-8 * exact.abs() + 1e-4).all()
 

@@ -13,7 +13,7 @@ from paceline.errors import PacelineError
 from paceline.models.config import ModelConfig
 from paceline.ops.packed import is_packed, shape_of
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)

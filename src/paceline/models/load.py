@@ -18,6 +18,7 @@ from paceline.models.packing import PACKED, check_packed_runs
 from paceline.models.probe import ProbeResult, probe
 from paceline.models.sources import PRECISIONS, FolderSource, GGUFSource, ModelSource
 from paceline.models.tokenizer import Tokenizer
+from paceline.ops.packed import GROUP
 
 _SPELLINGS = {"bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 # Gemma 3's text models share the multimodal ones' tokenizer, whose placeholder for images they have no row for
@@ -50,7 +51,10 @@ class LoadedModel:
             for part in linear.parts:
                 types[part.type] = types.get(part.type, 0) + part.out * part.inner
         held = ", ".join(sorted(types, key=types.__getitem__, reverse=True))
-        return f"{held} weights, bf16 activations ({packed[-1].level})"
+        activations = f"int8 activations in groups of {GROUP}" if set(types) - {"BF16"} else "bf16 activations"
+        if "BF16" in types and len(types) > 1:
+            activations += " (bf16 for BF16)"
+        return f"{held} weights, {activations} ({packed[-1].level})"
 
     @property
     def exact(self) -> str:
@@ -102,7 +106,7 @@ def load_model(
 
     dtype: "auto" (a checkpoint's own precision; bf16 for GGUF), "bf16", "fp32" or "fp64"; "file" (matrices held and
     computed on as the file stores them), "int8" or "int4" (made into groups of 32 that share a scale). The last three
-    run on the CPU, with bf16 activations.
+    run on the CPU; activations that meet quantised weights are rounded to 8 bits, in groups of 32.
     max_context: positions to allow, at most the model's own; None means all of them.
     accept: given the tokenizer before weights are read (of a Hub folder: before they are downloaded); it may raise.
     Raises PacelineError with one line for anything that is missing, damaged or not supported.

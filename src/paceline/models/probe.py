@@ -22,7 +22,7 @@ from paceline.ops.attention import BLOCK, AttentionCalls, OpenBlocks, block_atte
 from paceline.ops.linear import Linear
 
 FULL_TRIAL = (BLOCK - 4, 10)  # context and rows, across a block border
-ARITHMETIC_VERSION = 5  # of `ops`: a change of it voids kept verdicts
+ARITHMETIC_VERSION = 6  # of `ops`: a change of it voids kept verdicts
 
 
 @dataclass(frozen=True, slots=True)

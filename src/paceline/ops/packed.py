@@ -1,9 +1,11 @@
 """Matrices held as their file stores them, and products with them: the native twin of `ops.linear`.
 
 A packed matrix is one tensor of bytes: a header, then the file's own blocks in an order that suits the kernels (see
-`native/packed.h`). Codes are exact integers in bf16, so are their products with bf16 activations in float32; a group's
-sum is then multiplied by its scale. Nothing is rounded but the sums, in one order whatever the number of rows and
-threads; and once the result, to bf16.
+`native/packed.h`). Quantised weights are multiplied with activations rounded to 8 bits, in groups of 32 that share a
+scale: a group's sum of products is an exact integer, and what follows is one sequence of float32 operations. So a row
+has the same bits whatever the number of rows and threads, and at every level of instructions; the result is rounded to
+bf16 once. bf16 weights are multiplied with bf16 activations as they are, in an order of sums that each level has for
+itself.
 """
 
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from paceline.ops.linear import Linear
 from paceline.ops.native.library import LEVELS, Library, Missing, level, load
 
 BF16 = 30  # ggml's id
+GROUP = 32  # activations that share a scale, where weights are quantised
 TYPES = {2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 12: "Q4_K", 13: "Q5_K", 14: "Q6_K", BF16: "BF16"}
 _HEADER = np.dtype([("magic", "<u4"), ("type", "<u4"), ("out", "<u4"), ("inner", "<u4"), ("bytes", "<u8")])
 _HEADER_BYTES = 64

@@ -23,42 +23,42 @@ static bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_
 static bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-         __builtin_cpu_supports("avx512bf16");
+         __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
 }
 
 static bool has_amx() {
 #if defined(__linux__)
   unsigned a, b, c, d;
   if (!has_avx512() || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
-  constexpr unsigned bf16_units = 1u << 22, tiles = 1u << 24;
+  constexpr unsigned bf16_units = 1u << 22, tiles = 1u << 24, int8_units = 1u << 25;
   constexpr long request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM: the kernel saves tiles only when asked to
-  return (d & bf16_units) && (d & tiles) && syscall(SYS_arch_prctl, request, tile_data) == 0;
+  return (d & bf16_units) && (d & tiles) && (d & int8_units) && syscall(SYS_arch_prctl, request, tile_data) == 0;
 #else
   return false;
 #endif
 }
 #endif
 
-static ComputeUnit kernel_of(int level) {  // null: not on this machine, or not in this build
+static const Operators* operators_of(int level) {  // null: not on this machine, or not in this build
 #if defined(__x86_64__)
   __builtin_cpu_init();
 #endif
   switch (level) {
-    case PORTABLE: return portable::compute_unit;
+    case PORTABLE: return &portable::operators;
 #if defined(PACELINE_WITH_AVX2)
-    case AVX2: return has_avx2() ? avx2::compute_unit : nullptr;
+    case AVX2: return has_avx2() ? &avx2::operators : nullptr;
 #endif
 #if defined(PACELINE_WITH_AVX512)
-    case AVX512: return has_avx512() ? avx512::compute_unit : nullptr;
+    case AVX512: return has_avx512() ? &avx512::operators : nullptr;
 #endif
-#if defined(PACELINE_WITH_AMX)
-    case AMX: return has_amx() ? amx::compute_unit : nullptr;
+#if defined(PACELINE_WITH_AMX) && defined(PACELINE_WITH_AVX512)
+    case AMX: return has_amx() ? &amx::operators : nullptr;
 #endif
     default: return nullptr;
   }
 }
 
-static ComputeUnit kernels[LEVELS];
+static const Operators* levels[LEVELS];
 
 // OpenMP's "run this function on so many threads", of the runtime that torch uses: one pool for both. Null: one thread.
 using Pool = void (*)(void (*)(void*), void*, unsigned, unsigned);
@@ -69,7 +69,6 @@ static void on_threads(void (*work)(void*), void* data, int threads) {
   else work(data);
 }
 
-constexpr int ROW_BLOCK = 256;  // activation rows that share a decoded weight: bounds a thread's sums to 32 KB
 constexpr int MOST_PARTS = 8;
 
 struct Part {
@@ -104,87 +103,87 @@ static int parts_of(const uint8_t* packed, int64_t bytes, Part* parts) {
 }
 
 struct Linear {
-  ComputeUnit kernel;
+  const Operators* level;
   const Part* parts;
   int num_parts;
   Activations a;
   const bf16 *bias, *residual;
   bf16* y;
-  int64_t out;        // of all parts
-  int64_t next_unit;  // taken by whichever thread is free
+  int64_t out;    // of all parts
+  int64_t next;   // row to be rounded, or unit to be computed: taken by whichever thread is free
+  int64_t batch;  // units taken at a time
 };
 
-static void finish(const Linear& job, const Part& part, int64_t unit, const float* acc) {
-  int64_t first = unit * UNIT, at = part.first_out + first;
-  int count = int(part.header.out - first < UNIT ? part.header.out - first : UNIT);
-  for (int m = 0; m < job.a.rows; m++)
-    for (int o = 0; o < count; o++) {
-      float value = acc[m * UNIT + o];
-      if (job.bias) value += bf16_to_float(job.bias[at + o]);
-      if (job.residual) value += bf16_to_float(job.residual[m * job.out + at + o]);
-      job.y[m * job.out + at + o] = float_to_bf16(value);
-    }
+static void round_rows(void* data) {
+  Linear& job = *static_cast<Linear*>(data);
+  int64_t m;
+  while ((m = __atomic_fetch_add(&job.next, 1, __ATOMIC_RELAXED)) < job.a.rows)
+    job.level->round(job.a.x + m * job.a.stride, int(m), job.parts[0].padded_inner(), job.a.rounded);
+}
+
+static void linear_unit(const Linear& job, int64_t index) {
+  const Part* part = job.parts;
+  while (index >= part->first_unit + part->units()) part++;
+  int64_t unit = index - part->first_unit, at = part->first_out + unit * UNIT, left = part->header.out - unit * UNIT;
+  Output out = {job.bias ? job.bias + at : nullptr, job.residual ? job.residual + at : nullptr, job.y + at, job.out,
+                int(left < UNIT ? left : UNIT)};
+  job.level->product(part->header.type, part->data + unit * part->unit_bytes(), part->padded_inner(), job.a, out);
 }
 
 static void linear_units(void* data) {
   Linear& job = *static_cast<Linear*>(data);
-  alignas(64) float acc[ROW_BLOCK * UNIT];
-  Chunk chunk;
   const Part& last = job.parts[job.num_parts - 1];
-  int64_t units = last.first_unit + last.units(), index;
-  while ((index = __atomic_fetch_add(&job.next_unit, 1, __ATOMIC_RELAXED)) < units) {
-    const Part* part = job.parts;
-    while (index >= part->first_unit + part->units()) part++;
-    int64_t unit = index - part->first_unit;
-    job.kernel(part->header.type, part->data + unit * part->unit_bytes(), part->padded_inner(), job.a, &chunk, acc);
-    finish(job, *part, unit, acc);
-  }
+  int64_t units = last.first_unit + last.units(), first;
+  while ((first = __atomic_fetch_add(&job.next, job.batch, __ATOMIC_RELAXED)) < units)
+    for (int64_t index = first; index < first + job.batch && index < units; index++) linear_unit(job, index);
 }
 
-// Sums of 32 activations each, in one order.
-static void sum_steps(const bf16* x, ptrdiff_t stride, int rows, int inner, float* sums) {
-  for (int m = 0; m < rows; m++)
-    for (int k = 0; k < inner; k += STEP) {
-      float lanes[8];
-      for (int i = 0; i < 8; i++) lanes[i] = bf16_to_float(x[m * stride + k + i]);
-      for (int j = 8; j < STEP; j += 8)
-        for (int i = 0; i < 8; i++) lanes[i] += bf16_to_float(x[m * stride + k + j + i]);
-      for (int i = 0; i < 4; i++) lanes[i] += lanes[i + 4];
-      *sums++ = (lanes[0] + lanes[2]) + (lanes[1] + lanes[3]);
-    }
-}
+static size_t lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
-static void* cache_lines(size_t bytes) { return aligned_alloc(64, (bytes + 64) / 64 * 64); }
+static void* cache_lines(size_t bytes) { return aligned_alloc(64, lines(bytes ? bytes : 1)); }
+
+// Memory for rounded activations, in one piece that starts at `codes`; null if there is none.
+static bool make_codes(int rows, int inner, Codes* c) {
+  c->groups = inner / STEP, c->height = rows < 16 ? rows : 16;
+  int padded_rows = (rows + c->height - 1) / c->height * c->height;
+  size_t groups = size_t(padded_rows) * size_t(c->groups), one = lines(groups * 4), bytes = groups * STEP + 4 * one;
+  uint8_t* at = static_cast<uint8_t*>(cache_lines(bytes));
+  if (!at) return false;
+  if (padded_rows != rows) memset(at, 0, bytes);
+  c->codes = reinterpret_cast<int8_t*>(at), at += groups * STEP;
+  c->scales = reinterpret_cast<float*>(at), at += one;
+  c->totals = reinterpret_cast<float*>(at), at += one;
+  c->sums = reinterpret_cast<int32_t*>(at);
+  return true;
+}
 
 // At most ROW_BLOCK rows.
 static bool linear_rows(Linear& job, const bf16* x, int64_t stride, int inner, int threads) {
   int rows = job.a.rows, padded_inner = job.parts[0].padded_inner();
   int padded_rows = rows > 32 ? (rows + 15) / 16 * 16 : rows;
+  bool quantised = false, dense = false;
+  for (int p = 0; p < job.num_parts; p++) (job.parts[p].header.type == BF16 ? dense : quantised) = true;
   bf16* copy = nullptr;
-  if (padded_rows != rows || padded_inner != inner) {
+  if (padded_inner != inner || (dense && padded_rows != rows)) {
     size_t bytes = size_t(padded_rows) * size_t(padded_inner) * 2;
     if (!(copy = static_cast<bf16*>(cache_lines(bytes)))) return false;
     memset(copy, 0, bytes);
     for (int m = 0; m < rows; m++) memcpy(copy + size_t(m) * size_t(padded_inner), x + m * stride, size_t(inner) * 2);
     x = copy, stride = padded_inner;
   }
-  bool mins = false;
-  for (int p = 0; p < job.num_parts; p++) mins |= format_of(job.parts[p].header.type).mins;
-  float* sums = nullptr;
-  if (mins) {
-    sums = static_cast<float*>(cache_lines(size_t(rows) * size_t(padded_inner / STEP) * 4));
-    if (!sums) {
-      free(copy);
-      return false;
-    }
-    sum_steps(x, stride, rows, padded_inner, sums);
+  job.a = {x, stride, rows, {}};
+  bool done = !quantised || make_codes(rows, padded_inner, &job.a.rounded);
+  if (done && quantised) {
+    job.next = 0;
+    on_threads(round_rows, &job, rows < 4 ? 1 : threads);
   }
-  job.a = {x, stride, rows, sums};
-  job.next_unit = 0;
-  on_threads(linear_units, &job, threads);
-  free(sums);
+  if (done) {
+    job.next = 0;
+    on_threads(linear_units, &job, threads);
+  }
+  free(job.a.rounded.codes);
   free(copy);
-  return true;
+  return done;
 }
 
 struct Packing {
@@ -210,7 +209,7 @@ PACELINE_API unsigned paceline_start(void* gomp_parallel) {
   pool = reinterpret_cast<Pool>(gomp_parallel);
   unsigned found = 0;
   for (int level = 0; level < LEVELS; level++)
-    if ((kernels[level] = kernel_of(level))) found |= 1u << level;
+    if ((levels[level] = operators_of(level))) found |= 1u << level;
   return found;
 }
 
@@ -250,9 +249,11 @@ PACELINE_API bool paceline_linear(int level, const uint8_t* packed, int64_t byte
                                   int64_t rows, const bf16* bias, const bf16* residual, bf16* y, int threads) {
   Part parts[MOST_PARTS];
   int count = parts_of(packed, bytes, parts);
-  if (!count || level < 0 || level >= LEVELS || !kernels[level]) return false;
+  if (!count || level < 0 || level >= LEVELS || !levels[level]) return false;
   const Part& last = parts[count - 1];
-  Linear job = {kernels[level], parts, count, {}, bias, residual, y, last.first_out + int64_t(last.header.out), 0};
+  // whole runs of units, so that what is asked of memory ahead of time is used; enough of them to share evenly
+  int64_t batch = (last.first_unit + last.units()) / (16 * int64_t(threads)) + 1;
+  Linear job = {levels[level], parts, count, {}, bias, residual, y, last.first_out + int64_t(last.header.out), 0, batch};
   for (int64_t m = 0; m < rows; m += ROW_BLOCK) {
     job.a.rows = int(rows - m < ROW_BLOCK ? rows - m : ROW_BLOCK);
     job.residual = residual ? residual + m * job.out : nullptr;

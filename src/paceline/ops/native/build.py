@@ -19,11 +19,11 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 LIBRARY = Path(os.environ.get("PACELINE_OPS_LIBRARY") or FOLDER / "libpaceline_ops.so")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-ffp-contract=off")
-_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mfma", "-mf16c")
+_AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mfma", "-mf16c")
 LEVELS = {  # beyond what every processor of the family has
-    "avx2": ("-mavx2", "-mfma", "-mf16c", "-ffp-contract=fast"),
+    "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "avx512": _AVX512,
-    "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16"),
+    "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
 _BASE = ("pack", "level_portable")
 

@@ -1,23 +1,35 @@
-// Decoding a chunk with AVX-512, shared by the two levels that have it: codes become exact bf16 integers by table
-// look-up, 32 at a time. Included inside a level's namespace.
+// Decoding with AVX-512, shared by the two levels that have it: codes to bytes in registers, scales to float32.
+// Included inside a level's namespace.
 #include <immintrin.h>
 
-#include "packed.h"
+#include "level.h"
 
+#ifndef PACELINE_HINT
+#define PACELINE_HINT _MM_HINT_T0
+#endif
 namespace paceline {
 namespace PACELINE_LEVEL {
 
-// bf16 of code − offset, for all codes of 5 bits (4: the table holds its 16 entries twice)
-static inline __m512i table_of(int bits, int offset, int first = 0) {
-  alignas(64) bf16 entries[32];
-  for (int i = 0; i < 32; i++) entries[i] = float_to_bf16(float(first + (bits == 4 ? i % 16 : i) - offset));
-  return _mm512_load_si512(entries);
+static inline __m512 widened(const bf16* x) {
+  __m256i words = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(x));
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
 }
 
-struct Tables {
-  __m512i low, high;
-  explicit Tables(const Format& f) : low(table_of(f.bits, f.offset)), high(table_of(f.bits, f.offset, 32)) {}
-};
+// One row of activations to 8 bits, to nearest, ties to even.
+static void round_row(const bf16* x, int row, int inner, const Codes& codes) {
+  Rounded to = codes.at(row, 0);
+  for (int k = 0; k < inner; k += STEP, x += STEP, to = codes.next(to)) {
+    __m512 first = widened(x), second = widened(x + 16);
+    // sizes as integers, so that NaN is the largest
+    __m512i top = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(first)), _mm512_castps_si512(_mm512_abs_ps(second)));
+    Rounding r(bf16_to_float(bf16(_mm512_reduce_max_epi32(top) >> 16)));
+    __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(first, _mm512_set1_ps(r.factor)));
+    __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(second, _mm512_set1_ps(r.factor)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.codes), _mm512_cvtepi32_epi8(a));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.codes + 16), _mm512_cvtepi32_epi8(b));
+    put_group(to, r, _mm512_reduce_add_epi32(a), _mm512_reduce_add_epi32(b));
+  }
+}
 
 template <int SHIFT>
 static inline __m512i shifted(__m512i x) {  // right, or left where negative
@@ -26,40 +38,32 @@ static inline __m512i shifted(__m512i x) {  // right, or left where negative
   return x;
 }
 
-static inline __m512i merged(__m512i low, __m512i high) {  // (low & 15) | (high & ~15)
-  return _mm512_ternarylogic_epi32(_mm512_set1_epi16(15), low, high, 0xca);
+// Vector J of a tile as it is stored: 8 bits are signed, others lack their offset.
+template <int J, int BITS>
+static inline __m512i decode(const uint8_t* low, const uint8_t* high) {
+  if constexpr (BITS == 8) return _mm512_loadu_si512(low + J * 64);
+  __m512i codes = shifted<J / 4 * 4>(_mm512_loadu_si512(low + J % 4 * 64));
+  if constexpr (BITS > 4) {
+    __m512i upper = BITS == 5 ? shifted<J - 4>(_mm512_loadu_si512(high))
+                              : shifted<J % 4 * 2 - 4>(_mm512_loadu_si512(high + J / 4 * 64));
+    codes = _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), codes, upper, 0xca);  // mask ? codes : upper
+  }
+  return _mm512_and_si512(codes, _mm512_set1_epi8((1 << BITS) - 1));
 }
 
-template <int R, int BITS>
-static inline void decode_pairs(const uint8_t* low, const uint8_t* high, const Tables& tables, bf16* out) {
-  __m512i codes;
-  if constexpr (BITS == 8) {
-    __m512i bytes = _mm512_loadu_si512(low + R / 2 * 64);
-    __m512i even = _mm512_srai_epi32(_mm512_slli_epi32(bytes, R % 2 ? 8 : 24), 24);
-    __m512i odd = _mm512_srai_epi32(R % 2 ? bytes : _mm512_slli_epi32(bytes, 16), 24);
-    even = _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(even)), 16);
-    odd = _mm512_castps_si512(_mm512_cvtepi32_ps(odd));
-    codes = _mm512_ternarylogic_epi32(_mm512_set1_epi32(0xffff), even, odd, 0xca);
-  } else {
-    __m512i index = shifted<R % 4 * 4>(_mm512_loadu_si512(low + R / 4 * 64));
-    if constexpr (BITS == 5) index = merged(index, shifted<R - 4>(_mm512_loadu_si512(high)));
-    if constexpr (BITS == 6) index = merged(index, shifted<R % 8 * 2 - 4>(_mm512_loadu_si512(high + R / 8 * 64)));
-    if constexpr (BITS == 6) codes = _mm512_permutex2var_epi16(tables.low, index, tables.high);
-    else codes = _mm512_permutexvar_epi16(index, tables.low);
-  }
-  _mm512_store_si512(out + R * 32, codes);
+// Memory shall have ready what stands some time from now behind `from`, for all of `bytes`.
+static inline void ask_ahead(const uint8_t* from, size_t bytes) {
+  constexpr size_t ahead = 8192;
+  for (size_t line = 0; line < bytes; line += 64)
+    _mm_prefetch(reinterpret_cast<const char*>(from) + ahead + line, PACELINE_HINT);
 }
 
 template <int BITS>
-static inline void decode_tile(const uint8_t* low, const uint8_t* high, const Tables& t, bf16* out) {
-  decode_pairs<0, BITS>(low, high, t, out), decode_pairs<1, BITS>(low, high, t, out);
-  decode_pairs<2, BITS>(low, high, t, out), decode_pairs<3, BITS>(low, high, t, out);
-  decode_pairs<4, BITS>(low, high, t, out), decode_pairs<5, BITS>(low, high, t, out);
-  decode_pairs<6, BITS>(low, high, t, out), decode_pairs<7, BITS>(low, high, t, out);
-  decode_pairs<8, BITS>(low, high, t, out), decode_pairs<9, BITS>(low, high, t, out);
-  decode_pairs<10, BITS>(low, high, t, out), decode_pairs<11, BITS>(low, high, t, out);
-  decode_pairs<12, BITS>(low, high, t, out), decode_pairs<13, BITS>(low, high, t, out);
-  decode_pairs<14, BITS>(low, high, t, out), decode_pairs<15, BITS>(low, high, t, out);
+static inline void decode_tile(const uint8_t* low, const uint8_t* high, __m512i* codes) {
+  codes[0] = decode<0, BITS>(low, high), codes[1] = decode<1, BITS>(low, high);
+  codes[2] = decode<2, BITS>(low, high), codes[3] = decode<3, BITS>(low, high);
+  codes[4] = decode<4, BITS>(low, high), codes[5] = decode<5, BITS>(low, high);
+  codes[6] = decode<6, BITS>(low, high), codes[7] = decode<7, BITS>(low, high);
 }
 
 static inline __m512 halves(const uint8_t* from) {
@@ -80,48 +84,46 @@ static inline void four_groups(__m512i bytes, __m512 factor, float* out) {
 
 // `tile`: 0 or 16, the first of the 16 rows
 template <uint32_t TYPE>
-static inline void decode_scales(const uint8_t* unit, int step, int tile, Chunk* c) {
+static inline void decode_scales(const uint8_t* unit, int step, int tile, Scales* s) {
   __m512 d = halves(unit + tile * 2);
   if constexpr (TYPE == Q6_K) {
     for (int g = 0; g < 16; g++) {
       __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(unit + 64 + g * UNIT + tile));
-      _mm512_store_ps(c->scales[g] + tile, _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))));
+      _mm512_store_ps(s->scales[g] + tile, _mm512_mul_ps(d, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes))));
     }
   } else if constexpr (TYPE == Q4_K || TYPE == Q5_K) {
     __m512 least = halves(unit + 64 + tile * 2);
     __m512i six = _mm512_set1_epi8(63), four = _mm512_set1_epi8(15), top = _mm512_set1_epi8(48);
     __m512i a = _mm512_loadu_si512(unit + 128 + tile * 4), b = _mm512_loadu_si512(unit + 256 + tile * 4);
     __m512i both = _mm512_loadu_si512(unit + 384 + tile * 4);
-    four_groups(_mm512_and_si512(a, six), d, c->scales[0] + tile);
-    four_groups(_mm512_and_si512(b, six), least, c->mins[0] + tile);
+    four_groups(_mm512_and_si512(a, six), d, s->scales[0] + tile);
+    four_groups(_mm512_and_si512(b, six), least, s->mins[0] + tile);
     a = _mm512_and_si512(_mm512_srli_epi32(a, 2), top);
     b = _mm512_and_si512(_mm512_srli_epi32(b, 2), top);
-    four_groups(_mm512_or_si512(_mm512_and_si512(both, four), a), d, c->scales[4] + tile);
+    four_groups(_mm512_or_si512(_mm512_and_si512(both, four), a), d, s->scales[4] + tile);
     both = _mm512_and_si512(_mm512_srli_epi32(both, 4), four);
-    four_groups(_mm512_or_si512(both, b), least, c->mins[4] + tile);
+    four_groups(_mm512_or_si512(both, b), least, s->mins[4] + tile);
   } else {
-    _mm512_store_ps(c->scales[step] + tile, d);
+    _mm512_store_ps(s->scales[step] + tile, d);
     if constexpr (format_of(TYPE).mins)
-      _mm512_store_ps(c->mins[step] + tile, _mm512_sub_ps(_mm512_setzero_ps(), halves(unit + 64 + tile * 2)));
+      _mm512_store_ps(s->mins[step] + tile, _mm512_sub_ps(_mm512_setzero_ps(), halves(unit + 64 + tile * 2)));
   }
 }
 
 template <uint32_t TYPE>
-static inline void decode(const uint8_t* unit, int steps, const Tables& tables, Chunk* c) {
+static inline void decode_scales(const uint8_t* unit, int steps, Scales* s) {  // of a chunk
   constexpr Format f = format_of(TYPE);
-  constexpr size_t ahead = 2 * CHUNK / f.block * f.unit_block();  // memory answers while this chunk is computed
-  for (int first = 0; first < steps; first += f.steps(), unit += f.unit_block()) {
-    for (size_t line = 0; line < f.unit_block(); line += 64)
-      _mm_prefetch(reinterpret_cast<const char*>(unit) + ahead + line, _MM_HINT_T0);
-    decode_scales<TYPE>(unit, first, 0, c);
-    decode_scales<TYPE>(unit, first, TILE, c);
-    for (int s = 0; s < f.steps(); s++)
-      for (int t = 0; t < 2; t++) {
-        size_t index = size_t(s * 2 + t);
-        decode_tile<f.bits>(unit + f.low_at() + index * f.low_tile(), unit + f.high_at() + index * f.high_tile(),
-                            tables, c->weights[first + s][t]);
-      }
+  for (int step = 0; step < steps; step += f.steps(), unit += f.unit_block()) {
+    decode_scales<TYPE>(unit, step, 0, s);
+    decode_scales<TYPE>(unit, step, TILE, s);
   }
+}
+
+// 16 outputs of a step with one row, from the exact sums of its products.
+template <bool MINS>
+static inline __m512 add_part(__m512 acc, __m512 part, __m512 least, const float* scale, const float* total) {
+  acc = _mm512_fmadd_ps(part, _mm512_set1_ps(*scale), acc);
+  return MINS ? _mm512_fnmadd_ps(least, _mm512_set1_ps(*total), acc) : acc;
 }
 
 }  // namespace PACELINE_LEVEL

@@ -1,4 +1,5 @@
-// AVX-512 with bf16 dot products (VDPBF16PS), VBMI2 not needed. Up to 8 rows share a decoded weight.
+// AVX-512 with integer dot products (VPDPBUSD: unsigned weights, signed activations) and, for bf16 weights, VDPBF16PS.
+// Up to 8 rows share decoded weights.
 #define PACELINE_LEVEL avx512
 #include "decode512.h"
 
@@ -36,25 +37,55 @@ static void dense_rows(const bf16* weights, int inner, const bf16* x, ptrdiff_t 
     for (int t = 0; t < 2; t++) _mm512_storeu_ps(acc + m * UNIT + t * TILE, sums[m][t]);
 }
 
-template <int M, uint32_t TYPE>
-static void chunk_rows(const Chunk* c, int groups, const bf16* x, ptrdiff_t stride, const float* totals,
-                       ptrdiff_t totals_stride, float* acc) {
+template <int FIRST, int COUNT>
+static inline __m512i dot(__m512i sum, const __m512i* codes, const int8_t* x) {
+  for (int j = FIRST; j < FIRST + COUNT; j++) {
+    int32_t four;
+    memcpy(&four, x + j * 4, 4);
+    sum = _mm512_dpbusd_epi32(sum, codes[j], _mm512_set1_epi32(four));
+  }
+  return sum;
+}
+
+// 16 outputs of a step with one row, before the activations' scale. Unsigned codes are `offset` too large.
+template <uint32_t TYPE>
+static inline __m512 part_of(const __m512i* codes, const int8_t* x, const int32_t* sums, const float* scales) {
   constexpr Format f = format_of(TYPE);
-  for (int g = 0; g < groups; g++) {
-    int step = g * f.group / STEP;
-    __m512 sums[M][2];
-    for (int m = 0; m < M; m++) sums[m][0] = sums[m][1] = _mm512_setzero_ps();
-    add_pairs<M, f.group / 2>(c->weights[step][0] + g * f.group % STEP * TILE, TILE * STEP, x + g * f.group, stride,
-                              sums);
-    for (int m = 0; m < M; m++)
-      for (int t = 0; t < 2; t++) {
-        float* to = acc + m * UNIT + t * TILE;
-        __m512 sum = _mm512_fmadd_ps(sums[m][t], _mm512_load_ps(c->scales[g] + t * TILE), _mm512_loadu_ps(to));
-        if constexpr (f.mins)
-          sum = _mm512_fnmadd_ps(_mm512_set1_ps(totals[m * totals_stride + step]),
-                                 _mm512_load_ps(c->mins[step] + t * TILE), sum);
-        _mm512_storeu_ps(to, sum);
+  constexpr int offset = f.bits == 8 ? 128 : f.offset;
+  if constexpr (f.group == STEP) {
+    __m512i sum = dot<0, 8>(_mm512_set1_epi32(-offset * (sums[0] + sums[1])), codes, x);
+    return _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_load_ps(scales));
+  }
+  __m512i first = dot<0, 4>(_mm512_set1_epi32(-offset * sums[0]), codes, x);
+  __m512i second = dot<4, 4>(_mm512_set1_epi32(-offset * sums[1]), codes, x);
+  __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(first), _mm512_load_ps(scales));
+  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), _mm512_load_ps(scales + UNIT), part);
+}
+
+// A chunk with M rows of one block.
+template <int M, uint32_t TYPE>
+static void chunk_rows(const uint8_t* unit, int steps, const Scales& s, const Codes& c, const Rounded& x, float* acc) {
+  constexpr Format f = format_of(TYPE);
+  for (int t = 0; t < 2; t++) {
+    __m512 results[M];
+    for (int m = 0; m < M; m++) results[m] = _mm512_load_ps(acc + m * UNIT + t * TILE);
+    Rounded at = x;
+    for (int step = 0; step < steps; step++, at = c.next(at)) {
+      const uint8_t* block = unit + size_t(step / f.steps()) * f.unit_block();
+      size_t index = size_t(step % f.steps() * 2 + t);
+      __m512i codes[8];
+      ask_ahead(unit + size_t(2 * step + t) * f.tile_share(), f.tile_share());
+      decode_tile<f.bits>(block + f.low_at() + index * f.low_tile(), block + f.high_at() + index * f.high_tile(), codes);
+      if constexpr (f.bits == 8)
+        for (int j = 0; j < 8; j++) codes[j] = _mm512_xor_si512(codes[j], _mm512_set1_epi8(-128));
+      const float* scales = s.scales[step * STEP / f.group] + t * TILE;
+      __m512 least = f.mins ? _mm512_load_ps(s.mins[step] + t * TILE) : _mm512_setzero_ps();
+      for (int m = 0; m < M; m++) {
+        __m512 part = part_of<TYPE>(codes, at.codes + m * STEP, at.sums + m * 2, scales);
+        results[m] = add_part<f.mins>(results[m], part, least, at.scale + m, at.total + m);
       }
+    }
+    for (int m = 0; m < M; m++) _mm512_store_ps(acc + m * UNIT + t * TILE, results[m]);
   }
 }
 
@@ -72,36 +103,32 @@ static void chunk_rows(const Chunk* c, int groups, const bf16* x, ptrdiff_t stri
   }
 
 template <uint32_t TYPE>
-static void typed(const uint8_t* unit, int inner, const Activations& a, Chunk* c, float* acc) {
+static void quantised(const uint8_t* unit, int inner, const Activations& a, float* acc) {
   constexpr Format f = format_of(TYPE);
-  const Tables tables(f);
+  Scales s;
   for (int k = 0; k < inner; k += CHUNK) {
-    int steps = (inner - k < CHUNK ? inner - k : CHUNK) / STEP, groups = steps * STEP / f.group;
-    decode<TYPE>(unit, steps, tables, c);
-    unit += size_t(steps / f.steps()) * f.unit_block();
+    int steps = (inner - k < CHUNK ? inner - k : CHUNK) / STEP;
+    decode_scales<TYPE>(unit, steps, &s);
     for (int m = 0; m < a.rows; m += ROWS) {
-      const float* totals = f.mins ? a.sums + ptrdiff_t(m) * (inner / STEP) + k / STEP : nullptr;
 #define PACELINE_ROWS(M) chunk_rows<M, TYPE>
-      PACELINE_FOR_ROWS(a.rows - m, PACELINE_ROWS, c, groups, a.x + m * a.stride + k, a.stride, totals, inner / STEP,
+      PACELINE_FOR_ROWS(a.rows - m, PACELINE_ROWS, unit, steps, s, a.rounded, a.rounded.at(m, k / STEP),
                         acc + m * UNIT)
 #undef PACELINE_ROWS
     }
+    unit += size_t(steps / f.steps()) * f.unit_block();
   }
 }
 
-void compute_unit(uint32_t type, const uint8_t* unit, int inner, const Activations& a, Chunk* c, float* acc) {
-  if (type == BF16) {
-    for (int m = 0; m < a.rows; m += ROWS) {
+static void dense(const uint8_t* unit, int inner, const Activations& a, float* acc) {
+  for (int m = 0; m < a.rows; m += ROWS) {
 #define PACELINE_ROWS(M) dense_rows<M>
-      PACELINE_FOR_ROWS(a.rows - m, PACELINE_ROWS, reinterpret_cast<const bf16*>(unit), inner, a.x + m * a.stride,
-                        a.stride, acc + m * UNIT)
+    PACELINE_FOR_ROWS(a.rows - m, PACELINE_ROWS, reinterpret_cast<const bf16*>(unit), inner, a.x + m * a.stride,
+                      a.stride, acc + m * UNIT)
 #undef PACELINE_ROWS
-    }
-    return;
   }
-  memset(acc, 0, sizeof(float) * UNIT * size_t(a.rows));
-  PACELINE_FOR_TYPE(type, typed, unit, inner, a, c, acc)
 }
+
+const Operators operators = {round_row, product};
 
 }  // namespace avx512
 }  // namespace paceline

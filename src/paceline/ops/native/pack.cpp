@@ -75,51 +75,33 @@ static void write_scales(uint32_t type, const uint8_t* block, int row, uint8_t* 
   }
 }
 
-static void put_word(uint8_t* at, int index, unsigned word) {
-  uint16_t value = uint16_t(word);
-  memcpy(at + index * 2, &value, 2);
-}
-
 static unsigned get_word(const uint8_t* at, int index) {
   uint16_t value;
   memcpy(&value, at + index * 2, 2);
   return value;
 }
 
-// 32 codes of one row into its tile.
+// 32 codes of one row into its tile, which is zero before.
 static void write_codes(const Format& f, const uint8_t* codes, int lane, uint8_t* low, uint8_t* high) {
-  if (f.bits == 8) {
-    for (int j = 0; j < 8; j++) memcpy(low + (j * TILE + lane) * 4, codes + j * 4, 4);
-    return;
-  }
-  for (int parity = 0; parity < 2; parity++) {
-    int word = lane * 2 + parity;
-    for (int j = 0; j < 4; j++) {
-      unsigned bits = 0;
-      for (int s = 0; s < 4; s++) bits |= (codes[2 * (4 * j + s) + parity] & 15u) << 4 * s;
-      put_word(low, j * 32 + word, bits);
+  for (int k = 0; k < STEP; k++) {
+    int vector = k / 4, byte = lane * 4 + k % 4;
+    if (f.bits == 8) {
+      low[vector * 64 + byte] = codes[k];
+      continue;
     }
-    if (f.bits == 5) {
-      unsigned bits = 0;
-      for (int r = 0; r < 16; r++) bits |= (codes[2 * r + parity] >> 4 & 1u) << r;
-      put_word(high, word, bits);
-    } else if (f.bits == 6) {
-      for (int i = 0; i < 2; i++) {
-        unsigned bits = 0;
-        for (int t = 0; t < 8; t++) bits |= (codes[2 * (8 * i + t) + parity] >> 4 & 3u) << 2 * t;
-        put_word(high, i * 32 + word, bits);
-      }
-    }
+    low[vector % 4 * 64 + byte] |= uint8_t((codes[k] & 15) << vector / 4 * 4);
+    if (f.bits == 5) high[byte] |= uint8_t(codes[k] >> 4 << vector);
+    if (f.bits == 6) high[vector / 4 * 64 + byte] |= uint8_t(codes[k] >> 4 << vector % 4 * 2);
   }
 }
 
 static int read_code(const Format& f, const uint8_t* low, const uint8_t* high, int lane, int k) {
-  if (f.bits == 8) return int8_t(low[(k / 4 * TILE + lane) * 4 + k % 4]);
-  int r = k / 2, word = lane * 2 + k % 2;
-  unsigned code = get_word(low, r / 4 * 32 + word) >> r % 4 * 4 & 15;
-  if (f.bits == 5) code |= (get_word(high, word) >> r & 1) << 4;
-  if (f.bits == 6) code |= (get_word(high, r / 8 * 32 + word) >> r % 8 * 2 & 3) << 4;
-  return int(code) - f.offset;
+  int vector = k / 4, byte = lane * 4 + k % 4;
+  if (f.bits == 8) return int8_t(low[vector * 64 + byte]);
+  int code = low[vector % 4 * 64 + byte] >> vector / 4 * 4 & 15;
+  if (f.bits == 5) code |= (high[byte] >> vector & 1) << 4;
+  if (f.bits == 6) code |= (high[vector / 4 * 64 + byte] >> vector % 4 * 2 & 3) << 4;
+  return code - f.offset;
 }
 
 size_t packed_bytes(uint32_t type, int64_t out, int64_t inner) {

@@ -2,15 +2,25 @@
 //
 // A matrix [out, inner] is cut into units of 32 output rows, a unit into blocks along the inner dimension. A unit's
 // block holds the same bytes as 32 rows of the GGUF file do, in another order: scales of all rows first, then codes as
-// the matrix units want them. The codes of 32 inner elements of 16 rows make a tile, 16 pairs of elements high:
+// the integer products want them. The codes of 32 inner elements of 16 rows make a tile: eight vectors of 64 bytes, of
+// which vector j has in byte (row, i) the element 4 j + i. Codes of fewer than 8 bits lie in
 //
-//   low nibbles   4 × 32 words; word (row, parity) of 64 bytes number j has in nibble s the element 2 (4 j + s) + parity
-//   5th bit       32 words; bit r of word (row, parity) is of the element 2 r + parity
-//   bits 5 and 6  2 × 32 words; bits 2 t, 2 t + 1 of word (row, parity) number i are of the element 2 (8 i + t) + parity
-//   8 bits        8 × 16 words of 4 bytes: of each row the elements 4 j … 4 j + 3
-//   bf16          16 × 16 pairs: pair r of each row
+//   low nibbles   4 vectors; vector w holds vector w of the tile in its low nibbles and vector w + 4 in its high ones
+//   5th bit       1 vector, whose bit j is of vector j
+//   bits 5 and 6  2 vectors; vector h has in bits 2 t and 2 t + 1 those of vector 4 h + t
+//   bf16          16 vectors of 16 pairs: pair r of each row
 //
 // Rows beyond `out`, and elements of bf16 beyond `inner`, are zero.
+//
+// What a product with such codes is, at every level of instructions, to the bit. Activations are rounded to 8 bits, in
+// groups of 32 that share a scale. By group of 32, in order,
+//
+//   part = float(dot) · scale                      dot: the exact sum of code · activation code; the weight's scale
+//   part = fma(float(dot'), scale', part)          where weights have a scale for 16: of the second half
+//   sum  = fma(part, activation scale, sum)
+//   sum  = fma(−minimum, total, sum)               where weights have minima; total: the group's sum of activations
+//
+// bf16 weights are multiplied with bf16 activations as they are; there a level's order of sums is its own.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -48,6 +58,7 @@ struct Format {
 
   constexpr size_t unit_block() const { return size_t(UNIT) * bytes; }
   constexpr int steps() const { return block / STEP; }
+  constexpr size_t tile_share() const { return unit_block() / size_t(2 * steps()); }  // with its part of the scales
   constexpr size_t low_at() const { return size_t(UNIT) * scales; }
   constexpr size_t low_tile() const { return bits == 16 ? 1024 : bits == 8 ? 512 : 256; }  // bytes of 16 rows
   constexpr size_t high_at() const { return low_at() + steps() * 2 * low_tile(); }
@@ -69,27 +80,66 @@ constexpr Format format_of(uint32_t type) {
   }
 }
 
-// A part of a unit in bf16: codes as exact integers, and what they are multiplied by.
-struct Chunk {
-  alignas(64) bf16 weights[STEPS][2][TILE * STEP];  // [step][tile][16 pairs][16 rows][2]
-  alignas(64) float scales[CHUNK / 16][UNIT];       // by group
+// What a part of a unit's codes is multiplied by, and what is taken off.
+struct Scales {
+  alignas(64) float scales[CHUNK / 16][UNIT];  // by group
   alignas(64) float mins[STEPS][UNIT];
+};
+
+// One group of 32 activations.
+struct Rounded {
+  int8_t* codes;   // [32]
+  float* scale;
+  float* total;    // scale · sum of codes
+  int32_t* sums;   // [2], of 16 codes each
+};
+
+// Activations rounded to 8 bits, in blocks of `height` rows: [blocks, inner / 32, height] groups.
+struct Codes {
+  int8_t* codes;
+  float *scales, *totals;
+  int32_t* sums;
+  int groups;  // of a row
+  int height;  // at most 16; the last block is as high as the others, and zero where there are no more rows
+
+  // Group `group` of row `row`; the next row of the block stands right behind.
+  Rounded at(int row, int group) const {
+    size_t index = (size_t(row / height) * size_t(groups) + size_t(group)) * size_t(height) + size_t(row % height);
+    return {codes + index * STEP, scales + index, totals + index, sums + index * 2};
+  }
+
+  Rounded next(const Rounded& r) const {  // the same row's next group
+    return {r.codes + height * STEP, r.scale + height, r.total + height, r.sums + height * 2};
+  }
 };
 
 struct Activations {
   const bf16* x;     // [rows, inner]; beyond 32 rows there are zeros up to a multiple of 16
   ptrdiff_t stride;  // elements from one row to the next
-  int rows;
-  const float* sums;  // [rows, inner / 32], of 32 elements each
+  int rows;          // at most ROW_BLOCK
+  Codes rounded;     // where a part's weights are quantised
 };
 
-// acc [rows up to a multiple of 16, 32] = x · (a unit's 32 rows)ᵀ; a row's sums have one order, whatever `rows` is.
-using ComputeUnit = void (*)(uint32_t type, const uint8_t* unit, int inner, const Activations&, Chunk*, float* acc);
+constexpr int ROW_BLOCK = 256;  // activation rows that share a decoded weight: bounds a thread's sums to 32 KB
 
-namespace portable { void compute_unit(uint32_t, const uint8_t*, int, const Activations&, Chunk*, float*); }
-namespace avx2 { void compute_unit(uint32_t, const uint8_t*, int, const Activations&, Chunk*, float*); }
-namespace avx512 { void compute_unit(uint32_t, const uint8_t*, int, const Activations&, Chunk*, float*); }
-namespace amx { void compute_unit(uint32_t, const uint8_t*, int, const Activations&, Chunk*, float*); }
+// Where a unit's results go: y = sums + bias + residual, rounded once.
+struct Output {
+  const bf16 *bias, *residual;  // of the unit's first row, or null
+  bf16* y;
+  ptrdiff_t stride;  // of residual and y
+  int count;         // at most UNIT
+};
+
+// One level of instructions.
+struct Operators {
+  void (*round)(const bf16* x, int row, int inner, const Codes&);
+  void (*product)(uint32_t type, const uint8_t* unit, int inner, const Activations&, const Output&);
+};
+
+namespace portable { extern const Operators operators; }
+namespace avx2 { extern const Operators operators; }
+namespace avx512 { extern const Operators operators; }
+namespace amx { extern const Operators operators; }
 
 static inline float bf16_to_float(bf16 value) {
   uint32_t bits = uint32_t(value) << 16;
@@ -101,8 +151,8 @@ static inline float bf16_to_float(bf16 value) {
 static inline bf16 float_to_bf16(float value) {  // to nearest, ties to even
   uint32_t bits;
   memcpy(&bits, &value, 4);
-  if ((bits & 0x7fffffff) > 0x7f800000) return bf16(bits >> 16 | 0x40);  // NaN stays NaN
-  return bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+  uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return bf16((bits & 0x7fffffff) > 0x7f800000 ? bits >> 16 | 0x40 : rounded);  // NaN stays NaN
 }
 
 static inline float half_to_float(uint16_t half) {
@@ -129,17 +179,17 @@ static inline void scale_and_min(uint32_t a, uint32_t b, uint32_t c, int group, 
   *minimum = group < 4 ? b & 63 : (c >> 4 & 15) | (b >> 2 & 48);
 }
 
-// Returns compute<TYPE>(…) for the type at hand.
-#define PACELINE_FOR_TYPE(type, compute, ...)                 \
-  switch (type) {                                             \
-    case Q4_0: return compute<Q4_0>(__VA_ARGS__);             \
-    case Q4_1: return compute<Q4_1>(__VA_ARGS__);             \
-    case Q5_0: return compute<Q5_0>(__VA_ARGS__);             \
-    case Q5_1: return compute<Q5_1>(__VA_ARGS__);             \
-    case Q8_0: return compute<Q8_0>(__VA_ARGS__);             \
-    case Q4_K: return compute<Q4_K>(__VA_ARGS__);             \
-    case Q5_K: return compute<Q5_K>(__VA_ARGS__);             \
-    case Q6_K: return compute<Q6_K>(__VA_ARGS__);             \
+// Calls compute<TYPE>(…) for the quantised type at hand.
+#define PACELINE_FOR_TYPE(type, compute, ...)       \
+  switch (type) {                                   \
+    case Q4_0: compute<Q4_0>(__VA_ARGS__); break;   \
+    case Q4_1: compute<Q4_1>(__VA_ARGS__); break;   \
+    case Q5_0: compute<Q5_0>(__VA_ARGS__); break;   \
+    case Q5_1: compute<Q5_1>(__VA_ARGS__); break;   \
+    case Q8_0: compute<Q8_0>(__VA_ARGS__); break;   \
+    case Q4_K: compute<Q4_K>(__VA_ARGS__); break;   \
+    case Q5_K: compute<Q5_K>(__VA_ARGS__); break;   \
+    case Q6_K: compute<Q6_K>(__VA_ARGS__); break;   \
   }
 
 }  // namespace paceline
