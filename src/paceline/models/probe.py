@@ -23,7 +23,7 @@ from paceline.ops.attention import BLOCK
 from paceline.ops.linear import Linear
 from paceline.ops.operators import AttentionRows, Operators
 
-TRIAL_ROWS = 70  # of the attention's own trial
+TRIAL_ROWS = 40  # of the attention's own trial
 FULL_TRIAL = (BLOCK - 4, 10)  # context and rows, across a block border
 ARITHMETIC_VERSION = 6  # of `ops`: a change of it voids kept verdicts
 
