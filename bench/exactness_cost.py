@@ -17,41 +17,54 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from unittest import mock
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from provenance import provenance, warn_if_busy
 
-from paceline.models import decoder as decoder_module
 from paceline.models.cache import SequenceCache
 from paceline.models.decoder import Decoder, Segment
 from paceline.models.load import load_model
 from paceline.models.progress import terminal_progress
-from paceline.ops.attention import AttentionCalls, OpenBlocks
+from paceline.ops.operators import AttentionLayer, AttentionRows
+from paceline.ops.twins import TorchOperators, TorchStep
 
 
-def naive_attention(
-    q: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    hidden: torch.Tensor,
-    reach: Sequence[int],
-    open_blocks: OpenBlocks | None,
-    calls: AttentionCalls,
-) -> torch.Tensor:
-    n, heads, head_dim = q.shape
-    flat = [store.transpose(0, 1).reshape(1, store.shape[1], -1, head_dim) for store in (keys, values)]
-    out = F.scaled_dot_product_attention(
-        q.transpose(0, 1)[None], *flat, attn_mask=~hidden.reshape(1, 1, n, -1), scale=1.0, enable_gqa=True
-    )
-    return out[0].transpose(0, 1).reshape(n, heads, head_dim)
+class NaiveStep(TorchStep):
+    """All keys of a sequence in one call, in the model's precision."""
+
+    def _attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layer: AttentionLayer, sequence: Any
+    ) -> torch.Tensor:
+        rows, at, source = sequence.rows, sequence.write_to, sequence.source
+        source.keys[layer.index][at[0], :, at[1]] = k[rows]
+        source.values[layer.index][at[0], :, at[1]] = v[rows]
+        keys, values = (
+            store[layer.index][sequence.blocks].transpose(0, 1).flatten(1, 2)[None]
+            for store in (source.keys, source.values)
+        )
+        hidden = sequence.unseen(layer.window).flatten(1)  # [n, keys]
+        out = F.scaled_dot_product_attention(
+            q[rows].to(keys.dtype).transpose(0, 1)[None],
+            keys,
+            values,
+            attn_mask=~hidden[None, None],
+            scale=1.0,
+            enable_gqa=True,
+        )
+        return out[0].transpose(0, 1)
+
+
+class NaiveOperators(TorchOperators):
+    def step(self, rows: Sequence[AttentionRows], num_heads: int) -> NaiveStep:
+        return NaiveStep(self, rows, num_heads)
 
 
 def naive_twin(decoder: Decoder) -> Decoder:
-    """The same weights, every linear in one call, attention in the model's precision."""
+    """The same weights, every linear in one call, torch's own attention."""
     twin = copy.copy(decoder)
-    twin.compute_dtype = decoder.dtype
+    twin.operators = NaiveOperators(decoder.dtype)
     twin.layers = [copy.copy(layer) for layer in decoder.layers]
     for layer in twin.layers:
         for name in ("qkv", "output", "gate_up", "down"):
@@ -110,8 +123,7 @@ def main() -> int:
             one_pass(exact, cache, rows, logits)
 
         def run_naive(cache: SequenceCache = cache, rows: int = rows, logits: int = logits) -> None:
-            with mock.patch.object(decoder_module, "block_attention", naive_attention):
-                one_pass(naive, cache, rows, logits)
+            one_pass(naive, cache, rows, logits)
 
         a, b = in_turn(run_exact, run_naive, args.repeats if rows < 512 else 5)
         name = f"{rows} rows after {context}" if context else f"prefill of {rows}"

@@ -112,16 +112,16 @@ def measure(
         return beside, out
 
     passes, masks = Clock(clock), Clock(clock)
-    forward, logits, plans = decoder.forward, decoder.logits, decoder._plans
+    forward, logits, masks_of = decoder.forward, decoder.logits, decoder._step
     try:
         passes.watch(decoder, "forward")
         passes.watch(decoder, "logits")
-        masks.watch(decoder, "_plans")
+        masks.watch(decoder, "_step")
         plain, answer = generate(RequestOptions(speculative=False))
         drafter.text = [*prompt, *answer]
         chain, again = generate(RequestOptions())
     finally:
-        decoder.forward, decoder.logits, decoder._plans = forward, logits, plans  # type: ignore[method-assign]
+        decoder.forward, decoder.logits, decoder._step = forward, logits, masks_of  # type: ignore[method-assign]
     if again != answer:
         first = next(i for i, (a, b) in enumerate(zip(answer, again, strict=True)) if a != b)
         sys.exit(

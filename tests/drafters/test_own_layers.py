@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Any
 
 import pytest
 import tiny
@@ -190,9 +191,9 @@ class Counting:
         self.decoder = decoder
         self.attention = decoder._attention
 
-    def __call__(self, layer: object, index: int, x: torch.Tensor, *rest: object) -> torch.Tensor:
-        self.rows[index] += len(x)
-        return self.attention(layer, index, x, *rest)  # type: ignore[arg-type]
+    def __call__(self, layer: Any, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+        self.rows[layer.attention.index] += len(x)
+        return self.attention(layer, x, *rest)
 
 
 def test_early_layers_run_once_for_every_drafted_row(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,8 @@ def test_the_tiny_models_look_at_their_context(family: str) -> None:
 def test_scaled_rope_equals_transformers(rope: dict[str, object]) -> None:
     model = tiny.hf_model(tiny.hf_config("llama", rope_parameters={"rope_theta": 10000.0, **rope}))
     decoder = tiny.decoder_of(model, torch.float64)
-    (inv_freq, factor) = decoder._frequencies[decoder.config.rope]
+    rope = decoder.layers[0].attention.rope
+    inv_freq, factor = rope.frequencies, rope.factor
     assert torch.equal(inv_freq, model.model.rotary_emb.inv_freq.float())
     assert factor == model.model.rotary_emb.attention_scaling
     got = run(decoder, decoder.new_pool(512).new_sequence(), TOKENS)

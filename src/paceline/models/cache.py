@@ -12,6 +12,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.models.config import ModelConfig
 from paceline.ops.attention import BLOCK
+from paceline.ops.operators import AttentionRows
 
 FIRST_BLOCKS = 16
 
@@ -128,12 +129,9 @@ class SequenceCache:
         device = self.pool.keys.device
         return blocks.to(device), (index % BLOCK).to(device)
 
-    def block_index(self, count: int) -> torch.Tensor | slice:
-        """The first `count` blocks, as a slice where they are neighbours: reading those copies nothing."""
-        table = self.blocks[:count]
-        if all(b == table[0] + i for i, b in enumerate(table)):
-            return slice(table[0], table[0] + count)
-        return torch.tensor(table, device=self.pool.keys.device)
+    def rows(self, count: int, paths: Sequence[Sequence[int]] | None = None, first: int = 0) -> AttentionRows:
+        """`count` reserved slots, from `first` behind the committed rows on, as a step's rows (see there)."""
+        return AttentionRows(self.pool.keys, self.pool.values, self.blocks, self.length, count, paths, first)
 
     def commit(self, path: Sequence[int]) -> None:
         """Keep the step's rows `path` (a root-to-node path, ascending), in this order; forget its other rows."""

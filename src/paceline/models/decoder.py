@@ -7,18 +7,18 @@ alone (see `ops.linear` and `ops.attention`).
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
 from paceline.models.cache import KVPool, SequenceCache
 from paceline.models.config import ModelConfig, RopeConfig, inverse_frequencies
-from paceline.ops.activation import gated
-from paceline.ops.attention import BLOCK, OpenBlocks, attention_calls, block_attention
+from paceline.ops.attention import BLOCK
+from paceline.ops.fused import operators_for
 from paceline.ops.linear import Linear
-from paceline.ops.norm import rms_norm
+from paceline.ops.operators import AttentionLayer, AttentionRows, Step
 from paceline.ops.packed import AnyLinear, PackedLinear, linear_of, look_up
-from paceline.ops.rotary import RotaryTable, rotary_table, rotate
+from paceline.ops.rotary import Rope
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,11 @@ class Segment:
     @property
     def is_chain(self) -> bool:
         return self.parents is None or all(parent == i - 1 for i, parent in enumerate(self.parents))
+
+    def rows(self) -> AttentionRows:
+        """Its rows behind the committed ones, whose slots are reserved."""
+        paths = None if self.is_chain else _paths(self.parents or ())
+        return self.cache.rows(len(self.token_ids), paths)
 
     def rest(self) -> "Segment":
         """The rows that have not run yet."""
@@ -83,27 +88,23 @@ class _Layer:
     output: AnyLinear
     gate_up: AnyLinear
     down: AnyLinear
+    attention: AttentionLayer
     attention_norm: torch.Tensor
     mlp_norm: torch.Tensor
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
     post_attention_norm: torch.Tensor | None
     post_mlp_norm: torch.Tensor | None
-    window: int | None
 
+    @property
+    def q_norm(self) -> torch.Tensor | None:
+        return self.attention.q_norm
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What a segment's attention needs, worked out once a forward and shared by its layers."""
+    @property
+    def k_norm(self) -> torch.Tensor | None:
+        return self.attention.k_norm
 
-    cache: SequenceCache
-    rows: slice
-    blocks: torch.Tensor | slice  # pool blocks to read
-    write_to: tuple[torch.Tensor, torch.Tensor]  # pool block and offset of each row
-    positions: torch.Tensor  # [n]
-    reach: list[int]  # blocks up to each row's own position
-    open_blocks: OpenBlocks | None
-    hidden: dict[int | None, torch.Tensor] = field(default_factory=dict)  # by sliding window, [n, blocks, 64] bool
+    @property
+    def window(self) -> int | None:
+        return self.attention.window
 
 
 class Decoder:
@@ -124,37 +125,50 @@ class Decoder:
         self.dtype = dtype
         self.device = torch.device(device)
         self.compute_dtype = torch.float32 if dtype == torch.bfloat16 else dtype
-        self.attention_calls = attention_calls(config.num_heads // config.num_kv_heads)
+        self.operators = operators_for(dtype, self.device)
         held = {name: tensor.to(self.device) for name, tensor in weights.items()}
         self.embedding = held["embed"]
         self.norm = held["norm"]
         self.head = linear_of(held.get("head", held["embed"]))
-        self.layers = [self._layer(held, index) for index in range(config.num_layers)]
-        self._frequencies = {
-            rope: inverse_frequencies(rope, config.head_dim, config.max_context)
-            for rope in (config.rope, config.local_rope)
-            if rope is not None
-        }
+        rope, local = self._rope(config.rope), self._rope(config.local_rope or config.rope)
+        self.layers = [
+            self._layer(held, index, rope if window is None else local)
+            for index, window in enumerate(config.sliding_windows)
+        ]
 
-    def _layer(self, held: Mapping[str, torch.Tensor], index: int) -> _Layer:
+    def _rope(self, rope: RopeConfig) -> Rope:
+        frequencies, factor = inverse_frequencies(rope, self.config.head_dim, self.config.max_context)
+        return Rope(frequencies.to(self.device), factor)
+
+    def _layer(self, held: Mapping[str, torch.Tensor], index: int, rope: Rope) -> _Layer:
         def weight(name: str) -> torch.Tensor | None:
             return held.get(f"layers.{index}.{name}")
 
         def linear(name: str) -> AnyLinear:
             return linear_of(held[f"layers.{index}.{name}"], weight(f"{name}_bias"))
 
+        c = self.config
         return _Layer(
             qkv=linear("qkv"),
             output=linear("output"),
             gate_up=linear("gate_up"),
             down=linear("down"),
+            attention=AttentionLayer(
+                index,
+                c.num_heads,
+                c.num_kv_heads,
+                c.head_dim,
+                c.attention_scale,
+                c.rms_norm_eps,
+                weight("q_norm"),
+                weight("k_norm"),
+                c.sliding_windows[index],
+                rope,
+            ),
             attention_norm=held[f"layers.{index}.attention_norm"],
             mlp_norm=held[f"layers.{index}.mlp_norm"],
-            q_norm=weight("q_norm"),
-            k_norm=weight("k_norm"),
             post_attention_norm=weight("post_attention_norm"),
             post_mlp_norm=weight("post_mlp_norm"),
-            window=self.config.sliding_windows[index],
         )
 
     def linears(self) -> Iterable[Linear]:
@@ -204,7 +218,7 @@ class Decoder:
         """
         if any(segment.early is not None for segment in segments):
             return self._resume(segments, taps)
-        plans = self._plans(segments)
+        step = self._step(segments)
         if start is None:
             ids = [token for segment in segments for token in segment.token_ids]
             x = look_up(torch.tensor(ids, device=self.device), self.embedding)
@@ -212,17 +226,15 @@ class Decoder:
                 x = x * torch.tensor(self.config.embedding_scale, dtype=self.dtype, device=self.device)
         else:
             x = start
-        steps = layers if layers is not None else [LayerStep(i) for i in range(self.config.num_layers)]
-        rotary = self._rotary(torch.cat([plan.positions for plan in plans]))
         tapped: dict[int, torch.Tensor] = {}
-        for step in steps:
-            layer = self.layers[step.index]
-            if step.attention:
-                x = x + self._attention(layer, step.index, x, plans, rotary)
-            if step.mlp:
-                x = x + self._mlp(layer, x)
-            if step.index in taps:
-                tapped[step.index] = x
+        for part in layers if layers is not None else [LayerStep(i) for i in range(self.config.num_layers)]:
+            layer = self.layers[part.index]
+            if part.attention:
+                x = self._attention(layer, x, step)
+            if part.mlp:
+                x = self._mlp(layer, x)
+            if part.index in taps:
+                tapped[part.index] = x
         return ForwardOutput(x, tapped)
 
     def _resume(self, segments: Sequence[Segment], taps: Sequence[int]) -> ForwardOutput:
@@ -255,97 +267,31 @@ class Decoder:
     @torch.inference_mode()
     def final_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
         """`forward`'s hidden states after the final norm, as the output head reads them: [n, d] → [n, d]."""
-        return rms_norm(hidden, self.norm, self.config.rms_norm_eps)
+        return self.operators.norm(hidden, self.norm, self.config.rms_norm_eps)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits of `forward`'s hidden states: [n, d] → [n, V], in the model's precision."""
         return self.head(self.final_hidden(hidden))
 
-    def _attention(
-        self,
-        layer: _Layer,
-        index: int,
-        x: torch.Tensor,
-        plans: Sequence[_Plan],
-        rotary: Mapping[RopeConfig, RotaryTable],
-    ) -> torch.Tensor:
-        c = self.config
-        qkv = layer.qkv(rms_norm(x, layer.attention_norm, c.rms_norm_eps))
-        heads = qkv.view(x.shape[0], -1, c.head_dim)
-        q, k, v = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)  # [T, heads, head_dim]
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = rms_norm(q, layer.q_norm, c.rms_norm_eps), rms_norm(k, layer.k_norm, c.rms_norm_eps)
-        rope = c.local_rope if layer.window is not None and c.local_rope is not None else c.rope
-        q = rotate(q.to(self.compute_dtype), rotary[rope]) * c.attention_scale
-        k = rotate(k.to(self.compute_dtype), rotary[rope]).to(self.dtype)
-        out = [self._attend(layer.window, index, q[plan.rows], k[plan.rows], v[plan.rows], plan) for plan in plans]
-        mixed = (out[0] if len(out) == 1 else torch.cat(out)).to(self.dtype)
-        y = layer.output(mixed.reshape(x.shape[0], -1))
-        if layer.post_attention_norm is not None:
-            y = rms_norm(y, layer.post_attention_norm, c.rms_norm_eps)
-        return y
-
-    def _attend(
-        self,
-        window: int | None,
-        index: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        plan: _Plan,
-    ) -> torch.Tensor:
-        pool = plan.cache.pool
-        pool.keys[index][plan.write_to[0], :, plan.write_to[1]] = k
-        pool.values[index][plan.write_to[0], :, plan.write_to[1]] = v
-        keys = pool.keys[index][plan.blocks].to(self.compute_dtype)  # [blocks, kv_heads, 64, head_dim]
-        values = pool.values[index][plan.blocks].to(self.compute_dtype)
-        return block_attention(q, keys, values, plan.hidden[window], plan.reach, plan.open_blocks, self.attention_calls)
+    def _attention(self, layer: _Layer, x: torch.Tensor, step: Step) -> torch.Tensor:
+        c, norm = self.config, self.operators.norm
+        qkv = layer.qkv(norm(x, layer.attention_norm, c.rms_norm_eps))
+        mixed = step.attention(qkv, layer.attention)  # [T, heads · head_dim]
+        if layer.post_attention_norm is None:
+            return layer.output(mixed, x)
+        return norm(layer.output(mixed), layer.post_attention_norm, c.rms_norm_eps, x)
 
     def _mlp(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
-        eps = self.config.rms_norm_eps
-        y = layer.down(gated(layer.gate_up(rms_norm(x, layer.mlp_norm, eps)), self.config.activation))
-        return y if layer.post_mlp_norm is None else rms_norm(y, layer.post_mlp_norm, eps)
+        c, norm = self.config, self.operators.norm
+        y = self.operators.gated(layer.gate_up(norm(x, layer.mlp_norm, c.rms_norm_eps)), c.activation)
+        if layer.post_mlp_norm is None:
+            return layer.down(y, x)
+        return norm(layer.down(y), layer.post_mlp_norm, c.rms_norm_eps, x)
 
-    def _rotary(self, positions: torch.Tensor) -> dict[RopeConfig, RotaryTable]:
-        return {
-            rope: rotary_table(positions, inv_freq.to(self.device), factor, self.compute_dtype)
-            for rope, (inv_freq, factor) in self._frequencies.items()
-        }
-
-    def _plans(self, segments: Sequence[Segment]) -> list[_Plan]:
+    def _step(self, segments: Sequence[Segment]) -> Step:
         for segment in segments:
             segment.cache.reserve(len(segment.token_ids))
-        plans, start = [], 0
-        for segment in segments:
-            stop = start + len(segment.token_ids)
-            plans.append(self._plan(segment, slice(start, stop)))
-            start = stop
-        return plans
-
-    def _plan(self, segment: Segment, rows: slice) -> _Plan:
-        cache, n = segment.cache, len(segment.token_ids)
-        paths = None if segment.is_chain else _paths(segment.parents or ())
-        depths = list(range(n)) if paths is None else [len(path) - 1 for path in paths]
-        positions = torch.tensor([cache.length + depth for depth in depths], device=self.device)
-        blocks = -(-(cache.length + max(depths) + 1) // BLOCK)  # of positions
-        stored = -(-(cache.length + n) // BLOCK)
-        places = torch.arange(blocks * BLOCK, device=self.device)
-        hidden = {}
-        for window in set(self.config.sliding_windows):
-            unseen = places > positions[:, None]
-            if window is not None:
-                unseen |= places <= positions[:, None] - window
-            hidden[window] = unseen.view(n, blocks, BLOCK)
-        return _Plan(
-            cache=cache,
-            rows=rows,
-            blocks=cache.block_index(stored if paths is not None else blocks),
-            write_to=cache.slots(cache.length, n),
-            positions=positions,
-            reach=[(cache.length + depth) // BLOCK + 1 for depth in depths],
-            open_blocks=None if paths is None else OpenBlocks.of(paths, cache.length, blocks, self.device),
-            hidden=hidden,
-        )
+        return self.operators.step([segment.rows() for segment in segments], self.config.num_heads)
 
 
 def _paths(parents: Sequence[int]) -> list[list[int]]:

@@ -7,11 +7,13 @@ import torch
 
 from paceline.models.cache import KVPool, SequenceCache
 from paceline.models.config import ModelConfig, inverse_frequencies
-from paceline.ops.activation import gated
-from paceline.ops.attention import BLOCK, OpenBlocks, attention_calls, block_attention
+from paceline.ops.attention import BLOCK
+from paceline.ops.fused import operators_for
 from paceline.ops.linear import Linear
 from paceline.ops.norm import rms_norm
-from paceline.ops.rotary import RotaryTable, rotary_table, rotate
+from paceline.ops.operators import AttentionLayer, Operators, Step
+from paceline.ops.rotary import Rope
+from paceline.ops.twins import TorchOperators, queries_keys_values
 
 Path = tuple[int, ...]
 
@@ -30,25 +32,12 @@ class HeadRows:
     paths: Sequence[Path] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What one sequence's attention needs."""
-
-    cache: SequenceCache
-    rows: slice
-    blocks: torch.Tensor | slice
-    write_to: tuple[torch.Tensor, torch.Tensor]
-    positions: torch.Tensor  # [n]
-    reach: list[int]
-    open_blocks: OpenBlocks | None
-    hidden: torch.Tensor  # [n, blocks, 64] bool
-
-
 class HeadLayer:
     """Attention and feed-forward; what they read and what they are added to is the head's business.
 
     weights: the checkpoint's, without the layer's prefix. Biases and q/k norms are used where there are some. What is
-    around the attention (`project`, `finish`) is differentiable: training puts another attention between.
+    around the attention (`project`, `finish`) is differentiable, in torch's operators: training puts another attention
+    between.
     """
 
     def __init__(
@@ -62,15 +51,30 @@ class HeadLayer:
 
         self.config, self.dtype, self.device = config, dtype, device
         self.compute_dtype = torch.float32 if dtype == torch.bfloat16 else dtype
-        self.calls = attention_calls(config.num_heads // config.num_kv_heads)
+        self.operators, self._twins = operators_for(dtype, device), TorchOperators(dtype)
         self.qkv = linear("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
         self.output = linear("self_attn.o_proj")
         self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
         self.down = linear("mlp.down_proj")
         self.mlp_norm = held["post_attention_layernorm.weight"]
         self.q_norm, self.k_norm = held.get("self_attn.q_norm.weight"), held.get("self_attn.k_norm.weight")
-        self.window = config.sliding_windows[0]
-        self.frequencies, self.rope_factor = inverse_frequencies(config.rope, config.head_dim, config.max_context)
+        frequencies, factor = inverse_frequencies(config.rope, config.head_dim, config.max_context)
+        self.attention = AttentionLayer(
+            0,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            config.attention_scale,
+            config.rms_norm_eps,
+            self.q_norm,
+            self.k_norm,
+            config.sliding_windows[0],
+            Rope(frequencies.to(device), factor),
+        )
+
+    @property
+    def window(self) -> int | None:
+        return self.attention.window
 
     def new_pool(self, positions: int) -> KVPool:
         return KVPool(self.config, -(-positions // BLOCK), self.dtype, self.device)
@@ -84,67 +88,32 @@ class HeadLayer:
         Keys and values are written behind each cache's committed rows. CacheFull, before anything is written, if a
         pool has no room.
         """
-        plans = self._plans(rows)
-        q, k, v = self.project(x, torch.cat([plan.positions for plan in plans]))
-        mixed = torch.cat([self._attend(q[plan.rows], k[plan.rows], v[plan.rows], plan) for plan in plans])
-        return self.finish(mixed, residual)
+        step = self._step(rows)
+        mixed = step.attention(self.qkv(x), self.attention)
+        return self._finish(mixed, residual, self.operators)
 
     def project(self, x: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries (scaled), keys and values of rows x [T, ·] at `positions` [T]: each [T, its heads, head_dim]."""
-        c = self.config
-        heads = self.qkv(x).view(x.shape[0], -1, c.head_dim)
-        q, k, v = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)  # [T, heads, head_dim]
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.norm(q, self.q_norm), self.norm(k, self.k_norm)
-        rotary = self._rotary(positions)
-        q = rotate(q.to(self.compute_dtype), rotary) * c.attention_scale
-        k = rotate(k.to(self.compute_dtype), rotary).to(self.dtype)
-        return q, k, v
+        rotary = self.attention.rope.table(positions, self.compute_dtype)
+        return queries_keys_values(self.qkv(x), self.attention, rotary)
 
     def finish(self, mixed: torch.Tensor, residual: torch.Tensor) -> torch.Tensor:
         """What attention yields [T, heads, head_dim], added to `residual` [T, d], and the feed-forward to that."""
-        hidden = residual + self.output(mixed.to(self.dtype).flatten(1))
-        return hidden + self.down(gated(self.gate_up(self.norm(hidden, self.mlp_norm)), self.config.activation))
+        return self._finish(mixed.to(self.dtype).flatten(1), residual, self._twins)
 
-    def _attend(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, plan: Plan) -> torch.Tensor:
-        pool = plan.cache.pool
-        pool.keys[0][plan.write_to[0], :, plan.write_to[1]] = k
-        pool.values[0][plan.write_to[0], :, plan.write_to[1]] = v
-        keys = pool.keys[0][plan.blocks].to(self.compute_dtype)  # [blocks, kv_heads, 64, head_dim]
-        values = pool.values[0][plan.blocks].to(self.compute_dtype)
-        return block_attention(q, keys, values, plan.hidden, plan.reach, plan.open_blocks, self.calls)
+    def _finish(self, mixed: torch.Tensor, residual: torch.Tensor, operators: Operators) -> torch.Tensor:
+        c, hidden = self.config, self.output(mixed, residual)
+        y = self.gate_up(operators.norm(hidden, self.mlp_norm, c.rms_norm_eps))
+        return self.down(operators.gated(y, c.activation), hidden)
 
-    def _rotary(self, positions: torch.Tensor) -> RotaryTable:
-        return rotary_table(positions, self.frequencies.to(self.device), self.rope_factor, self.compute_dtype)
-
-    def _plans(self, rows: Sequence[HeadRows]) -> list[Plan]:
+    def _step(self, rows: Sequence[HeadRows]) -> Step:
         paths = [own.paths or [tuple(range(i + 1)) for i in range(len(own.tokens))] for own in rows]
         for own, ways in zip(rows, paths, strict=True):
             own.cache.reserve(ways[-1][-1] + 1)
-        plans, start = [], 0
-        for own, ways in zip(rows, paths, strict=True):
-            plans.append(self._plan(own.cache, ways, slice(start, start + len(ways))))
-            start += len(ways)
-        return plans
-
-    def _plan(self, cache: SequenceCache, paths: Sequence[Path], rows: slice) -> Plan:
-        n, last = len(paths), paths[-1][-1]
-        positions = torch.tensor([cache.length + len(path) - 1 for path in paths], device=self.device)
-        blocks = -(-(cache.length + max(map(len, paths))) // BLOCK)  # of positions
-        stored = -(-(cache.length + last + 1) // BLOCK)
-        # a path of rows 0, 1, 2, … lies in the cache as if it were committed
-        scattered = any(path[-1] != len(path) - 1 for path in paths)
-        places = torch.arange(blocks * BLOCK, device=self.device)
-        hidden = places > positions[:, None]
-        if self.window is not None:
-            hidden |= places <= positions[:, None] - self.window
-        return Plan(
-            cache=cache,
-            rows=rows,
-            blocks=cache.block_index(stored if scattered else blocks),
-            write_to=cache.slots(cache.length + last + 1 - n, n),
-            positions=positions,
-            reach=[(cache.length + len(path) - 1) // BLOCK + 1 for path in paths],
-            open_blocks=OpenBlocks.of(paths, cache.length, blocks, self.device) if scattered else None,
-            hidden=hidden.view(n, blocks, BLOCK),
+        return self.operators.step(
+            [
+                own.cache.rows(len(ways), ways, ways[-1][-1] + 1 - len(ways))
+                for own, ways in zip(rows, paths, strict=True)
+            ],
+            self.config.num_heads,
         )

@@ -8,6 +8,7 @@ shape, precision, torch, instruction set and number of threads.
 
 import hashlib
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -18,9 +19,11 @@ from paceline.models.cache import SequenceCache
 from paceline.models.config import ModelConfig
 from paceline.models.decoder import Decoder, Segment
 from paceline.models.home import Progress, home, silent, write_json
-from paceline.ops.attention import BLOCK, AttentionCalls, OpenBlocks, block_attention
+from paceline.ops.attention import BLOCK
 from paceline.ops.linear import Linear
+from paceline.ops.operators import AttentionRows, Operators
 
+TRIAL_ROWS = 40  # of the attention's own trial
 FULL_TRIAL = (BLOCK - 4, 10)  # context and rows, across a block border
 ARITHMETIC_VERSION = 6  # of `ops`: a change of it voids kept verdicts
 
@@ -61,7 +64,7 @@ def apply(decoder: Decoder, result: ProbeResult) -> None:
     """Drop padding where it was shown to change nothing."""
     for linear in decoder.linears():
         linear.padded = _shape(linear) not in result.unpadded
-    decoder.attention_calls = AttentionCalls(decoder.attention_calls.rows, result.flexible)
+    decoder.operators = decoder.operators.trusting(result.flexible)
 
 
 def measure(decoder: Decoder, progress: Progress = silent) -> ProbeResult:
@@ -148,31 +151,45 @@ def _any_row_count_agrees(twin: Linear, x: torch.Tensor) -> bool:
 
 
 def _attention_is_flexible(decoder: Decoder) -> bool:
-    """Calls of any number of rows against fixed ones, over several contexts, row counts, a chain and a tree."""
-    c, fixed = decoder.config, AttentionCalls(decoder.attention_calls.rows)
-    like = torch.empty(0, dtype=decoder.compute_dtype, device=decoder.device)
-    blocks = 33
-    keys = _random(blocks, c.num_kv_heads, BLOCK, c.head_dim, like=like)
-    values = _random(blocks, c.num_kv_heads, BLOCK, c.head_dim, like=like, seed=1)
-    positions = torch.arange(blocks * BLOCK, device=decoder.device)
-    for context in (1, 40, 64, 200, 500, 2040):
-        for n in (1, 2, 5, 16, 32, 33, 70):
-            if context + n > blocks * BLOCK:
-                continue
-            q = _random(n, c.num_heads, c.head_dim, like=like, seed=n)
-            used = -(-(context + n) // BLOCK)
-            hidden = positions[: used * BLOCK] > torch.arange(context, context + n, device=like.device)[:, None]
-            hidden = hidden.view(n, used, BLOCK)
-            first, reach = context // BLOCK, [(context + row) // BLOCK + 1 for row in range(n)]
-            slots = torch.arange((used - first) * BLOCK, device=like.device).repeat(n, 1)
-            for opened in (None, OpenBlocks(first, slots)):
-                results = [
-                    block_attention(q, keys[:used], values[:used], hidden, reach, opened, calls)
-                    for calls in (fixed, AttentionCalls(fixed.rows, flexible=True))
-                ]
-                if not torch.equal(*results):
+    """Rows one at a time, in calls of fixed size, against many in calls of any, as chains and as trees."""
+    operators = decoder.operators
+    for length in (1, 40, 64, 200, 500, 2040):
+        trial = _AttentionTrial(decoder, length)
+        single = torch.cat([trial.chain(operators.trusting(False), row, 1) for row in range(TRIAL_ROWS)])
+        for count in (2, 5, 16, 32, 33, TRIAL_ROWS):
+            for many in (trial.chain, trial.tree):
+                if not torch.equal(many(operators.trusting(True), 0, count), single[:count]):
                     return False
     return True
+
+
+class _AttentionTrial:
+    """The first layer's attention over `length` committed rows, and rows behind them, all random."""
+
+    def __init__(self, decoder: Decoder, length: int) -> None:
+        c, self.layer = decoder.config, decoder.layers[0].attention
+        room = length + 2 * TRIAL_ROWS
+        self.cache = decoder.first_layers(1).new_pool(room).new_sequence()
+        self.cache.reserve(room)
+        for seed, store in enumerate((self.cache.pool.keys, self.cache.pool.values)):
+            store.copy_(_random(*store.shape, like=store, seed=seed + 1))
+        self.cache.length = length
+        self.qkv = _random(TRIAL_ROWS, (c.num_heads + 2 * c.num_kv_heads) * c.head_dim, like=self.cache.pool.keys)
+
+    def chain(self, operators: Operators, first: int, count: int) -> torch.Tensor:
+        """Some rows in a chain, those before them in place already: [count, heads · head_dim]."""
+        return self._attend(operators, self.cache.beyond(first).rows(count), range(first, first + count))
+
+    def tree(self, operators: Operators, first: int, count: int) -> torch.Tensor:
+        """The same from row `first` on, a stranger before each row."""
+        nodes = range(2 * count)
+        paths = [[*range(1, 2 * (node // 2), 2), node] for node in nodes]
+        ids = [first + (node // 2 + 1 - node % 2) % count for node in nodes]
+        return self._attend(operators, self.cache.beyond(first).rows(2 * count, paths), ids)[1::2]
+
+    def _attend(self, operators: Operators, rows: AttentionRows, ids: Sequence[int]) -> torch.Tensor:
+        step = operators.step([rows], self.layer.num_heads)
+        return step.attention(self.qkv[torch.tensor(ids)], self.layer)
 
 
 def _first_difference(decoder: Decoder) -> str | None:
@@ -245,6 +262,7 @@ def _key(decoder: Decoder) -> str:
         "device": device_name(decoder.device),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        "operators": decoder.operators.name,
         "packed": [f"{part.type} {linear.level}" for linear in decoder.packed_linears() for part in linear.parts],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]

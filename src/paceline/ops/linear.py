@@ -36,10 +36,12 @@ class Linear:
         bias = None if self.bias is None else self.bias[:size]
         return Linear(self.weight[:size], bias, self.product)
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x: [T, in] → [T, out]."""
-        if x.shape[0] <= self.rows:
-            return self._call(x)
+    def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """x: [T, in] → [T, out]; `residual` [T, out] is added to the product as it was rounded."""
+        y = self._call(x) if x.shape[0] <= self.rows else self._tiles(x)
+        return y if residual is None else residual + y
+
+    def _tiles(self, x: torch.Tensor) -> torch.Tensor:
         return torch.cat([self._call(tile) for tile in torch.split(x, self.rows)])
 
     def _call(self, x: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,30 @@ class RotaryTable:
     sin: torch.Tensor
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rope:
+    """What angles are made of: a layer's turns per position (radians, [head_dim / 2]), and a factor on cos and sin."""
+
+    frequencies: torch.Tensor
+    factor: float
+
+    def table(self, positions: torch.Tensor, dtype: torch.dtype) -> RotaryTable:
+        return rotary_table(positions, self.frequencies, self.factor, dtype)
+
+
+class RotaryTables:
+    """A forward's tables, each made when it is first asked for. positions: [T]."""
+
+    def __init__(self, positions: torch.Tensor, dtype: torch.dtype) -> None:
+        self._positions, self._dtype = positions, dtype
+        self._made: dict[Rope, RotaryTable] = {}
+
+    def of(self, rope: Rope) -> RotaryTable:
+        if rope not in self._made:
+            self._made[rope] = rope.table(self._positions, self._dtype)
+        return self._made[rope]
+
+
 def rotary_table(positions: torch.Tensor, inv_freq: torch.Tensor, factor: float, dtype: torch.dtype) -> RotaryTable:
     """Angles in float32 (as checkpoints were trained with), handed out in `dtype`.
 

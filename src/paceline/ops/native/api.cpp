@@ -2,6 +2,7 @@
 #include <stdlib.h>
 
 #include "pack.h"
+#include "threads.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -64,7 +65,7 @@ static const Operators* levels[LEVELS];
 using Pool = void (*)(void (*)(void*), void*, unsigned, unsigned);
 static Pool pool;
 
-static void on_threads(void (*work)(void*), void* data, int threads) {
+void on_threads(void (*work)(void*), void* data, int threads) {
   if (pool && threads > 1) pool(work, data, unsigned(threads), 0);
   else work(data);
 }

@@ -25,7 +25,7 @@ LEVELS = {  # beyond what every processor of the family has
     "avx512": _AVX512,
     "amx": (*_AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
 }
-_BASE = ("pack", "level_portable")
+_BASE = ("pack", "level_portable", "step_portable")
 
 
 class BuildError(Exception):
@@ -48,11 +48,12 @@ def build(extra: Sequence[str] = (), library: Path = LIBRARY) -> list[str]:
         definitions = [f'-DPACELINE_SOURCES="{sources_digest()}"']
         for level, flags in LEVELS.items() if platform.machine() in ("x86_64", "AMD64") else ():
             try:
-                objects.append(_compile(compiler, f"level_{level}", flags, extra, Path(folder)))
+                kinds = [kind for kind in ("level", "step") if (FOLDER / f"{kind}_{level}.cpp").is_file()]
+                objects += [_compile(compiler, f"{kind}_{level}", flags, extra, Path(folder)) for kind in kinds]
                 definitions.append(f"-DPACELINE_WITH_{level.upper()}")
             except BuildError:
                 left_out.append(level)
-        objects.append(_compile(compiler, "api", definitions, extra, Path(folder)))
+        objects += [_compile(compiler, name, definitions, extra, Path(folder)) for name in ("api", "step")]
         linked = Path(folder) / library.name
         needed = () if sys.platform == "darwin" else ("-Wl,--as-needed", "-static-libgcc")
         _run([*compiler, "-shared", *needed, *extra, "-o", str(linked), *map(str, objects)])

@@ -19,6 +19,7 @@ from paceline.ops.native.build import LIBRARY, sources_digest
 LEVELS = ("portable", "avx2", "avx512", "amx")  # as `Level` in api.cpp, the better the later
 VARIABLE = "PACELINE_OPS"
 _POINTER, _INT, _LONG, _TYPE = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_uint32
+_BOOL, _FLOAT = ctypes.c_bool, ctypes.c_float
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,12 @@ _SIGNATURES = {
     "linear": (
         ctypes.c_bool,
         [_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _INT],
+    ),
+    "norm": (None, [_INT, _POINTER, _LONG, _LONG, _POINTER, _BOOL, _FLOAT, _POINTER, _POINTER, _INT]),
+    "gated": (None, [_INT, _POINTER, _LONG, _LONG, _BOOL, _POINTER, _INT]),
+    "attention": (
+        _BOOL,
+        [_INT, _POINTER, _LONG, _LONG, _FLOAT, _FLOAT, _POINTER, _POINTER, _BOOL, *[_POINTER] * 4, _INT],
     ),
 }
 

@@ -1,0 +1,61 @@
+// Norm and gated activation of rows.
+#pragma once
+#include "vectors.h"
+
+namespace paceline {
+namespace PACELINE_LEVEL {
+
+// 1 / rms, the squares summed in one order
+static inline Floats inverse_rms(const bf16* x, int64_t width, float eps) {
+  Floats squares = {};
+  in_vectors(width, [&](int64_t at, int count) {
+    Floats value = wide(x + at, count);
+    squares = fma(value, value, squares);
+  });
+  return all(1.f / sqrtf(sum(squares) / float(width) + eps));
+}
+
+static inline Floats normed(Floats x, Floats inverse, const bf16* weight, int count) {
+  return rounded(rounded(x * inverse) * wide(weight, count));
+}
+
+static inline Floats normed(Floats x, Floats inverse, const float* weight, int count) {
+  return rounded(x * inverse * wide(weight, count));
+}
+
+template <typename Weight>
+static void norm_row(const Norm& job, int64_t row) {
+  const bf16* x = job.x + row * job.width;
+  const bf16* residual = job.residual ? job.residual + row * job.width : nullptr;
+  const Weight* weight = static_cast<const Weight*>(job.weight);
+  Floats inverse = inverse_rms(x, job.width, job.eps);
+  in_vectors(job.width, [&](int64_t at, int count) {
+    Floats y = normed(wide(x + at, count), inverse, weight + at, count);
+    if (residual) y += wide(residual + at, count);
+    put(job.y + row * job.width + at, narrow(y), count);
+  });
+}
+
+static void norm_rows(const Norm& job, int64_t first, int64_t rows) {
+  for (int64_t row = first; row < first + rows; row++) job.wide ? norm_row<float>(job, row) : norm_row<bf16>(job, row);
+}
+
+// x / (1 + e^−x); for GELU's tanh form x / (1 + e^−2u), which is ½ x (1 + tanh u) without its cancellation
+static inline Floats active(Floats x, bool gelu) {
+  constexpr float twice_root = 1.59576912160573071f;  // 2 √(2/π)
+  Floats inner = gelu ? twice_root * fma(0.044715f * x, x * x, x) : x;
+  return x / (1.f + exponential(-inner));
+}
+
+static void gated_rows(const Gated& job, int64_t first, int64_t rows) {
+  for (int64_t row = first; row < first + rows; row++) {
+    const bf16* gate = job.x + row * 2 * job.width;
+    in_vectors(job.width, [&](int64_t at, int count) {
+      Floats y = active(wide(gate + at, count), job.gelu) * wide(gate + job.width + at, count);
+      put(job.y + row * job.width + at, narrow(y), count);
+    });
+  }
+}
+
+}  // namespace PACELINE_LEVEL
+}  // namespace paceline

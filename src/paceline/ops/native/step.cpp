@@ -1,0 +1,113 @@
+// What Python calls for a decoder layer's operators, and how rows are dealt out to threads.
+#include "step.h"
+
+#include <stdlib.h>
+
+#include "threads.h"
+
+#define PACELINE_API extern "C" __attribute__((visibility("default")))
+
+namespace paceline {
+
+static const StepKernels& kernels_of(int level) {  // Python asks for levels that `paceline_start` found
+#if defined(PACELINE_WITH_AVX512)
+  if (level >= 2) return avx512::step_kernels;
+#endif
+#if defined(PACELINE_WITH_AVX2)
+  if (level >= 1) return avx2::step_kernels;
+#endif
+  (void)level;
+  return portable::step_kernels;
+}
+
+// `count` items in runs of `run`; each thread takes the next, the last ones first: of a prompt they see most keys.
+template <typename Job>
+struct Shared {
+  const Job& job;
+  void (*work)(const Job&, int64_t first, int64_t count);
+  int64_t count, run, left;
+};
+
+template <typename Job>
+static void take_runs(void* data) {
+  Shared<Job>& all = *static_cast<Shared<Job>*>(data);
+  int64_t index;
+  while ((index = __atomic_sub_fetch(&all.left, 1, __ATOMIC_RELAXED)) >= 0) {
+    int64_t first = index * all.run;
+    all.work(all.job, first, all.count - first < all.run ? all.count - first : all.run);
+  }
+}
+
+template <typename Job>
+static void deal_out(const Job& job, void (*work)(const Job&, int64_t, int64_t), int64_t count, int64_t run, int threads) {
+  int64_t runs = (count + run - 1) / run;
+  Shared<Job> all = {job, work, count, run, runs};
+  on_threads(take_runs<Job>, &all, int(runs < threads ? runs : threads));
+}
+
+constexpr int64_t GRAIN = 8192;  // elements that are worth waking a thread for
+
+static int64_t rows_for_grain(int64_t width) { return width >= GRAIN ? 1 : (GRAIN + width - 1) / width; }
+
+struct Attending {
+  const Attention& a;
+  const StepKernels& kernels;
+  const Tile* tiles;
+  size_t scratch_bytes;
+  bool failed;
+};
+
+static void write_rows(const Attending& job, int64_t first, int64_t count) {
+  for (int64_t row = first; row < first + count; row++) job.kernels.write(job.a, row);
+}
+
+static void attend_items(const Attending& job, int64_t first, int64_t count) {
+  int64_t kv_heads = job.a.step->num_kv_heads;
+  void* scratch = aligned_alloc(64, job.scratch_bytes);
+  if (!scratch) {
+    __atomic_store_n(const_cast<bool*>(&job.failed), true, __ATOMIC_RELAXED);
+    return;
+  }
+  for (int64_t i = first; i < first + count; i++) job.kernels.attend(job.a, job.tiles[i / kv_heads], i % kv_heads, scratch);
+  free(scratch);
+}
+
+}  // namespace paceline
+
+using namespace paceline;
+
+PACELINE_API void paceline_norm(int level, const bf16* x, int64_t rows, int64_t width, const void* weight, bool wide,
+                                float eps, const bf16* residual, bf16* y, int threads) {
+  Norm job = {x, weight, wide, eps, residual, y, rows, width};
+  deal_out(job, kernels_of(level).norm, rows, rows_for_grain(width), threads);
+}
+
+PACELINE_API void paceline_gated(int level, const bf16* x, int64_t rows, int64_t width, bool gelu, bf16* y, int threads) {
+  Gated job = {x, y, gelu, rows, width};
+  deal_out(job, kernels_of(level).gated, rows, rows_for_grain(width), threads);
+}
+
+// First every row's keys and values are written, then every row attends. False: no memory.
+PACELINE_API bool paceline_attention(int level, const Step* step, int64_t layer, int64_t window, float scale, float eps,
+                                     const void* q_norm, const void* k_norm, bool wide, const float* cos, const float* sin,
+                                     const bf16* qkv, bf16* out, int threads) {
+  Attention a = {step, layer, window, scale, eps, q_norm, k_norm, wide, cos, sin, qkv, out};
+  const StepKernels& kernels = kernels_of(level);
+  Tile* tiles = static_cast<Tile*>(malloc(sizeof(Tile) * size_t(step->num_rows)));
+  if (!tiles) return false;
+  int64_t count = 0, keys = 0;
+  for (int64_t row = 0; row < step->num_rows; row++) {
+    Tile* last = tiles + count - 1;
+    if (count && last->rows < TILE_ROWS && step->rows[row].sequence == step->rows[row - 1].sequence) last->rows++;
+    else tiles[count++] = {row, 1};
+    int64_t position = step->rows[row].position + 1;
+    keys += position < window ? position : window;
+  }
+  Attending job = {a, kernels, tiles, kernels.scratch(*step), false};
+  int64_t written = step->num_kv_heads * step->head_dim;
+  deal_out(job, write_rows, step->num_rows, rows_for_grain(written), threads);
+  bool small = keys * step->num_heads * step->head_dim < GRAIN * 8;
+  deal_out(job, attend_items, count * step->num_kv_heads, 1, small ? 1 : threads);
+  free(tiles);
+  return !job.failed;
+}

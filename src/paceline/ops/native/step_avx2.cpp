@@ -1,0 +1,3 @@
+// Compiled with AVX2 and FMA.
+#define PACELINE_LEVEL avx2
+#include "attention.h"

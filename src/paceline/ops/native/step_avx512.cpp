@@ -1,0 +1,3 @@
+// Compiled with AVX-512.
+#define PACELINE_LEVEL avx512
+#include "attention.h"

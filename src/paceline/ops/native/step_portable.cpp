@@ -1,0 +1,3 @@
+// Any processor that the compiler knows.
+#define PACELINE_LEVEL portable
+#include "attention.h"
