@@ -46,7 +46,7 @@ def activations(rows: int, inner: int, seed: int = 1) -> torch.Tensor:
 
 
 def as_multiplied(x: torch.Tensor, type_id: int) -> torch.Tensor:
-    """Activations as they meet weights of the type, float64: [T, in] bf16, but for bf16 weights of 8 bits by group of 32.
+    """Activations as they meet weights of the type, float64: [T, in] bf16; but for bf16 weights, 8 bits by group of 32.
 
     Largest / 127 is a group's scale; codes are to nearest, ties to even.
     """
