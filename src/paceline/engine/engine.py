@@ -26,13 +26,22 @@ from paceline.engine.outputs import RequestOutput, Update
 from paceline.engine.policy import FixedBudgets, StepPolicy
 from paceline.engine.prefix_cache import Hit, PrefixCache
 from paceline.engine.recount import recount
-from paceline.engine.request import EngineConfig, Intake, RequestOptions, check_draft_tokens, check_kind, check_list
+from paceline.engine.request import (
+    EngineConfig,
+    Intake,
+    RequestOptions,
+    check_draft_tokens,
+    check_kind,
+    check_list,
+    has_methods,
+)
 from paceline.engine.results import LiveRequest
 from paceline.engine.scheduler import Chunk, Scheduler, Turn
 from paceline.engine.sequence import Pass, Sequence
 from paceline.engine.speculation import Speculation
 from paceline.engine.statistics import SpeculationStatistics
 from paceline.engine.timing import StepTimes, TimeTotals
+from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder, ForwardOutput, Segment
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
@@ -59,7 +68,10 @@ class Engine:
         eos_token_ids: Ids[int] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        check_kind("the target", target, Decoder, "a decoder: the one of a loaded model, say")
+        if not has_methods(target, "forward", "logits", "new_pool"):
+            raise PacelineError(
+                f"the target is {target!r:.60}; it must be a decoder", hint="that of a loaded model, say"
+            )
         check_kind("the engine's config", config, EngineConfig, "an EngineConfig")
         check_kind("the tokenizer", tokenizer, Tokenizer | None, "that of a loaded model, or None")
         check_kind("drafters", drafters, Mapping | None, "drafters by name")

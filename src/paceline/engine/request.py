@@ -15,8 +15,9 @@ from paceline.errors import PacelineError
 from paceline.models.config import ModelConfig
 from paceline.ops.attention import BLOCK
 
-# Choices that a request may ask for: vLLM's bound, too. All of them are made where the prompt ends, to wait for seats.
-MAX_CHOICES = 16_384
+# Choices that a request may ask for. All are made where its prompt ends, and wait for seats: many more than these, and
+# keeping count of them takes as long as a pass of a small model (vLLM's bound is 16,384).
+MAX_CHOICES = 4096
 
 
 @dataclass(frozen=True, slots=True)
