@@ -58,7 +58,7 @@ class NativeOperators:
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         x, residual = x.contiguous(), None if residual is None else residual.contiguous()
-        y = torch.empty(x.shape, dtype=torch.bfloat16)
+        y = torch.empty_like(x)
         self.functions["norm"](
             self.level,
             x.data_ptr(),
@@ -75,7 +75,7 @@ class NativeOperators:
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        y = torch.empty(rows, width, dtype=torch.bfloat16)
+        y = gate_up.new_empty(rows, width)
         gate_up = gate_up.contiguous()
         self.functions["gated"](
             self.level, gate_up.data_ptr(), rows, width, activation != "silu", y.data_ptr(), torch.get_num_threads()
@@ -117,7 +117,7 @@ class NativeStep:
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
         qkv = qkv.contiguous()
-        out = torch.empty(qkv.shape[0], layer.num_heads * layer.head_dim, dtype=torch.bfloat16)
+        out = qkv.new_empty(qkv.shape[0], layer.num_heads * layer.head_dim)
         norms, rotary = (layer.q_norm, layer.k_norm), self._tables.of(layer.rope)
         done = self._call(
             self._level,
