@@ -15,6 +15,7 @@ from paceline.ops.rotary import RotaryTables
 from paceline.ops.twins import TorchOperators
 
 _VERSION = 1  # of their arithmetic: a change of it voids kept verdicts
+_WIDEST = 1024  # a head, as attention.h has room for
 _EVERYTHING = 1 << 40  # a window wider than any context
 
 
@@ -113,6 +114,8 @@ class NativeStep:
         self._held = (held, blocks, [(own.keys, own.values) for own in rows])  # what the pointers point to
         self._tables = RotaryTables(torch.from_numpy(held[1])[:, 1], torch.float32)
         _, _, kv_heads, _, head_dim = rows[0].keys.shape
+        if head_dim > _WIDEST:
+            raise ValueError(f"heads of {head_dim}: the native attention takes at most {_WIDEST}")
         self._step = _Step(*(table.ctypes.data for table in held), len(places), num_heads, kv_heads, head_dim)
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
