@@ -7,8 +7,21 @@ from transformers import PreTrainedModel
 
 from paceline.models.cache import SequenceCache
 from paceline.models.decoder import Decoder, LayerStep, Segment
+from paceline.ops.native import library
 
 TOKENS = tiny.prompt(150)
+NATIVE = library.load()
+# bf16 by torch's operators, and by native ones of every level that this machine has
+EVERY_SET = ["torch", *(() if isinstance(NATIVE, library.Missing) else NATIVE.levels)]
+
+
+@pytest.fixture
+def dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
+    """A precision, or bf16 with the set of operators that is named."""
+    if isinstance(request.param, str):
+        monkeypatch.setenv(library.VARIABLE, request.param)
+        return torch.bfloat16
+    return request.param
 
 
 def run(decoder: Decoder, cache: SequenceCache, tokens: list[int]) -> torch.Tensor:
@@ -96,7 +109,7 @@ def test_attention_and_mlp_biases_are_applied() -> None:
     assert (got - reference(model, TOKENS)).abs().max().item() <= 1e-9
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, *EVERY_SET], ids=str, indirect=True)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_bits_do_not_depend_on_how_rows_are_grouped(family: str, dtype: torch.dtype) -> None:
     decoder = tiny.tiny_decoder(family, dtype=dtype)
@@ -111,7 +124,7 @@ def test_bits_do_not_depend_on_how_rows_are_grouped(family: str, dtype: torch.dt
         assert torch.equal(torch.cat(got), expected), sizes
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, *EVERY_SET], ids=str, indirect=True)
 @pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_tree_nodes_equal_their_linearised_paths(family: str, dtype: torch.dtype) -> None:
     """Bit for bit, at contexts before, at and across a block border; the accepted path then is a plain prefix."""
@@ -197,3 +210,15 @@ def test_layer_subsets_and_resumption() -> None:
     both = decoder.forward([Segment(pool.new_sequence(), TOKENS[:50])], layers=[LayerStep(0)])
     assert not torch.equal(attention_only.hidden, both.hidden)
     assert not torch.equal(mlp_only.hidden, both.hidden)
+
+
+def test_native_operators_yield_torchs_logits_but_for_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    for family in tiny.FAMILIES:
+        logits = []
+        for name in EVERY_SET:
+            monkeypatch.setenv(library.VARIABLE, name)
+            decoder = tiny.tiny_decoder(family, dtype=torch.bfloat16)
+            assert (decoder.operators.name == "torch") == (name == "torch")
+            logits.append(run(decoder, decoder.new_pool(512).new_sequence(), TOKENS).float())
+        for theirs in logits[1:]:
+            assert (theirs - logits[0]).std() < 0.06 * logits[0].std()

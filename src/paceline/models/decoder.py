@@ -1,8 +1,8 @@
 """The decoder-only transformer that every method reaches inside: ragged rows in, hidden states and logits out.
 
 One forward takes rows of any number of sequences: prompt chunks, single tokens, chains, trees. Linear layers see one
-[T, d] matrix; attention works sequence by sequence over each one's own cache. A row's bits depend on its own path
-alone (see `ops.linear` and `ops.attention`).
+[T, d] matrix; attention goes to each sequence's own cache. A row's bits depend on its own path alone (see `ops.linear`,
+and `ops.operators` for all else).
 """
 
 import copy
@@ -112,6 +112,7 @@ class Decoder:
 
     weights: the prepared layout (`models.layout`), in `dtype`. bf16 computes attention in float32 and keeps keys and
     values in bf16; float32 and float64 keep one precision throughout. Matrices may be packed (`ops.packed`), with bf16.
+    What is no matrix product is computed by `operators`, native ones where there are some (`ops.fused`).
     """
 
     def __init__(

@@ -15,6 +15,7 @@ from paceline.ops.rotary import RotaryTables
 from paceline.ops.twins import TorchOperators
 
 _VERSION = 1  # of their arithmetic: a change of it voids kept verdicts
+_WIDEST = 1024  # a head, as attention.h has room for
 _EVERYTHING = 1 << 40  # a window wider than any context
 
 
@@ -58,7 +59,7 @@ class NativeOperators:
         self, x: torch.Tensor, weight: torch.Tensor, eps: float, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         x, residual = x.contiguous(), None if residual is None else residual.contiguous()
-        y = torch.empty(x.shape, dtype=torch.bfloat16)
+        y = torch.empty_like(x)
         self.functions["norm"](
             self.level,
             x.data_ptr(),
@@ -75,7 +76,7 @@ class NativeOperators:
 
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         rows, width = gate_up.shape[0], gate_up.shape[1] // 2
-        y = torch.empty(rows, width, dtype=torch.bfloat16)
+        y = gate_up.new_empty(rows, width)
         gate_up = gate_up.contiguous()
         self.functions["gated"](
             self.level, gate_up.data_ptr(), rows, width, activation != "silu", y.data_ptr(), torch.get_num_threads()
@@ -113,11 +114,13 @@ class NativeStep:
         self._held = (held, blocks, [(own.keys, own.values) for own in rows])  # what the pointers point to
         self._tables = RotaryTables(torch.from_numpy(held[1])[:, 1], torch.float32)
         _, _, kv_heads, _, head_dim = rows[0].keys.shape
+        if head_dim > _WIDEST:
+            raise ValueError(f"heads of {head_dim}: the native attention takes at most {_WIDEST}")
         self._step = _Step(*(table.ctypes.data for table in held), len(places), num_heads, kv_heads, head_dim)
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
         qkv = qkv.contiguous()
-        out = torch.empty(qkv.shape[0], layer.num_heads * layer.head_dim, dtype=torch.bfloat16)
+        out = qkv.new_empty(qkv.shape[0], layer.num_heads * layer.head_dim)
         norms, rotary = (layer.q_norm, layer.k_norm), self._tables.of(layer.rope)
         done = self._call(
             self._level,

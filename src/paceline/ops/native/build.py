@@ -48,8 +48,8 @@ def build(extra: Sequence[str] = (), library: Path = LIBRARY) -> list[str]:
         definitions = [f'-DPACELINE_SOURCES="{sources_digest()}"']
         for level, flags in LEVELS.items() if platform.machine() in ("x86_64", "AMD64") else ():
             try:
-                kinds = [kind for kind in ("level", "step") if (FOLDER / f"{kind}_{level}.cpp").is_file()]
-                objects += [_compile(compiler, f"{kind}_{level}", flags, extra, Path(folder)) for kind in kinds]
+                kinds = (f"level_{level}", f"step_{level}")
+                objects += [_compile(compiler, name, flags, extra, Path(folder)) for name in kinds]
                 definitions.append(f"-DPACELINE_WITH_{level.upper()}")
             except BuildError:
                 left_out.append(level)

@@ -10,6 +10,9 @@
 namespace paceline {
 
 static const StepKernels& kernels_of(int level) {  // Python asks for levels that `paceline_start` found
+#if defined(PACELINE_WITH_AMX)
+  if (level >= 3) return amx::step_kernels;
+#endif
 #if defined(PACELINE_WITH_AVX512)
   if (level >= 2) return avx512::step_kernels;
 #endif

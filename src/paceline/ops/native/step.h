@@ -76,5 +76,6 @@ struct StepKernels {
 namespace portable { extern const StepKernels step_kernels; }
 namespace avx2 { extern const StepKernels step_kernels; }
 namespace avx512 { extern const StepKernels step_kernels; }
+namespace amx { extern const StepKernels step_kernels; }
 
 }  // namespace paceline

@@ -55,23 +55,27 @@ static inline Floats fma(Floats a, Floats b, Floats c) {
 #endif
 }
 
+// The compilers' own notation splits these in halves at 512 bits.
+#if defined(__AVX512F__)
+static inline Words widened(Halves value) { return (Words)_mm512_cvtepu16_epi32((__m256i)value); }
+
+static inline Halves narrowed(Words value) { return (Halves)_mm512_cvtepi32_epi16((__m512i)value); }
+
+static inline Floats select(Ints mask, Floats yes, Floats no) {
+  return (Floats)_mm512_mask_blend_ps(_mm512_movepi32_mask((__m512i)mask), (__m512)no, (__m512)yes);
+}
+
+static inline float sum(Floats value) { return _mm512_reduce_add_ps((__m512)value); }
+
+static inline float largest(Floats value) { return _mm512_reduce_max_ps((__m512)value); }
+#else
+static inline Words widened(Halves value) { return __builtin_convertvector(value, Words); }
+
+static inline Halves narrowed(Words value) { return __builtin_convertvector(value, Halves); }
+
 static inline Floats select(Ints mask, Floats yes, Floats no) {
   return (Floats)(((Ints)yes & mask) | ((Ints)no & ~mask));
 }
-
-static inline Floats larger(Floats a, Floats b) { return select(a > b, a, b); }
-
-static inline Floats wide(const bf16* from) { return as_floats(__builtin_convertvector(load<Halves>(from), Words) << 16); }
-
-static inline Floats wide(const float* from) { return load<Floats>(from); }
-
-static inline Halves narrow(Floats value) {  // to nearest, ties to even; NaN stays NaN
-  Words bits = (Words)value, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
-  Words is_nan = (Words)(value != value);
-  return __builtin_convertvector((is_nan & (bits >> 16 | 0x40)) | (~is_nan & rounded), Halves);
-}
-
-static inline Floats rounded(Floats value) { return as_floats(__builtin_convertvector(narrow(value), Words) << 16); }
 
 static inline float sum(Floats value) {
   for (int half = LANES / 2; half; half /= 2)
@@ -84,6 +88,23 @@ static inline float largest(Floats value) {
     for (int i = 0; i < half; i++) value[i] = value[i] > value[i + half] ? value[i] : value[i + half];
   return value[0];
 }
+#endif
+
+static inline Floats larger(Floats a, Floats b) { return select(a > b, a, b); }
+
+static inline Floats wide(const bf16* from) { return as_floats(widened(load<Halves>(from)) << 16); }
+
+static inline Floats wide(const float* from) { return load<Floats>(from); }
+
+// The upper halves, to nearest, ties to even; NaN stays NaN.
+static inline Words shortened(Floats value) {
+  Words bits = (Words)value, rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+  return (Words)select(value != value, as_floats(bits >> 16 | 0x40), as_floats(rounded));
+}
+
+static inline Halves narrow(Floats value) { return narrowed(shortened(value)); }
+
+static inline Floats rounded(Floats value) { return as_floats(shortened(value) << 16); }
 
 // Calls body(offset, count of elements) for whole vectors, and for what is left of `width`.
 template <typename Body>
