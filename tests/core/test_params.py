@@ -21,10 +21,10 @@ BAD = [
     ("repetition_penalty", [0, -1, math.nan, math.inf]),
     ("logprobs", [-1, True, 1.5]),
     ("ignore_eos", [1, None]),
-    ("stop", ["", ["a", ""], [3], 3]),
-    ("stop_token_ids", [[-1], [1.5], [True], 5]),
+    ("stop", ["", ["a", ""], [3], 3, {"a"}, {"a": 1}, b"a"]),
+    ("stop_token_ids", [[-1], [1.5], [True], 5, {5}, {5: 1}, b"5", "5"]),
     ("logit_bias", [{1: 101}, {1: -100.5}, {1: math.nan}, {-1: 0}, {"3": 1}, 7, [1, 2]]),
-    ("bad_words", [[[]], [[1, -2]], [[True]], [3], 3, [""], ""]),
+    ("bad_words", [[[]], [[1, -2]], [[True]], [3], 3, [""], "", {"a"}, {"a": 1}, [{5}], [b"a"]]),
 ]
 
 
@@ -126,6 +126,8 @@ def test_hugging_face_names_are_aliases() -> None:
     [
         ({"max_tokenz": 1}, "unknown sampling parameter 'max_tokenz'"),
         ({"max_tokens": 1, "max_new_tokens": 2}, "max_tokens is given twice: max_new_tokens"),
+        ({"do_sample": "no"}, "do_sample is 'no'; it must be true or false"),
+        ({"do_sample": None}, "do_sample is None; it must be true or false"),
         ({"do_sample": False, "temperature": 0.7}, "do_sample is false and temperature is 0.7"),
     ],
 )

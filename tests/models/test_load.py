@@ -49,7 +49,11 @@ def test_order_of_places(tmp_path, monkeypatch):
         ("zzz", "`paceline models` lists the catalog"),
         ("./owner/name", "`paceline models` lists the catalog"),
         ("/no/such/file.gguf", "`paceline models` lists the catalog"),
+        ("~nobody-of-this-name/model", "`paceline models` lists the catalog"),
+        ("a\0b", "`paceline models` lists the catalog"),
+        (5000 * "a", "`paceline models` lists the catalog"),
     ],
+    ids=lambda value: value[:20],
 )
 def test_unknown_name(name, hint):
     with pytest.raises(PacelineError, match=r"no model .*no such folder or file") as caught:

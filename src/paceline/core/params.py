@@ -1,7 +1,7 @@
 """What a request may ask of sampling: vLLM's names and defaults, every value checked when it is given."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -101,6 +101,8 @@ class SamplingParams:
                 raise PacelineError(f"{name} is given twice: {key} is another name for it")
             given[name] = [value] if key == "eos_token_id" and isinstance(value, int) else value
         sampling = given.pop("do_sample", True)
+        if not isinstance(sampling, bool):
+            raise PacelineError(f"do_sample is {sampling!r}; it must be true or false")
         known = [field.name for field in fields(cls)]
         unknown = next((name for name in given if name not in known), None)
         if unknown is not None:
@@ -171,8 +173,12 @@ class SamplingParams:
 
 def _listed(name: str, value: Any) -> tuple[Any, ...]:
     """A copy nobody else holds; None, which is vLLM's way to say nothing, is empty."""
+    if value is None:
+        return ()
+    if isinstance(value, str | bytes | Mapping | Set):  # these have elements, too, but not what they seem to say
+        raise PacelineError(f"{name} is {value!r}; it must be a list")
     try:
-        return () if value is None else tuple(value)
+        return tuple(value)
     except TypeError:
         raise PacelineError(f"{name} is {value!r}; it must be a list") from None
 

@@ -1,5 +1,6 @@
 """From a model's name to a decoder that runs: folder, GGUF file, catalog alias or Hub id."""
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -67,11 +68,11 @@ def resolve(name: str, progress: Progress = silent) -> ModelSource:
 
     In this order: a folder, a file, a catalog alias, a Hub id (`owner/name[@revision][:file.gguf]`).
     """
-    path = Path(name).expanduser()
-    if path.is_dir():
-        return FolderSource(path)
-    if path.is_file():
-        return GGUFSource(path)
+    path = os.path.expanduser(name)  # of os.path, which raises at no name, be it ever so strange
+    if os.path.isdir(path):
+        return FolderSource(Path(path))
+    if os.path.isfile(path):
+        return GGUFSource(Path(path))
     if name in catalog.CATALOG:
         return GGUFSource(pull(catalog.find(name), progress))
     if (hub_id := _hub_id(name)) is not None:
@@ -86,7 +87,7 @@ def resolve(name: str, progress: Progress = silent) -> ModelSource:
 
 def _hub_id(name: str) -> HubId | None:
     """The Hub id that `name` is, if it is neither something on this machine nor in the catalog."""
-    on_disk = name.startswith((".", "/", "~")) or Path(name).expanduser().exists()
+    on_disk = name.startswith((".", "/", "~")) or os.path.exists(name)
     return None if on_disk or name in catalog.CATALOG else HubId.parse(name)
 
 
