@@ -366,8 +366,8 @@ def test_features_are_those_of_the_observed_tokens(target: Decoder) -> None:
 
     answer = plain(target, PROMPT, SEEDED)
     drafter = ScriptedDrafter(PROMPT + answer, bush(VOCAB))
-    drafter.needs = Needs(hidden_layers=(1, -1), top_tokens=3)
-    seen: dict[int, list[torch.Tensor]] = {1: [], -1: []}
+    drafter.needs = Needs(hidden_layers=(0, 1, -1), top_tokens=3)
+    seen: dict[int, list[torch.Tensor]] = {0: [], 1: [], -1: []}
     tops: list[torch.Tensor] = []
     observe = drafter.observe
 
@@ -381,8 +381,8 @@ def test_features_are_those_of_the_observed_tokens(target: Decoder) -> None:
     drafter.observe = recording  # type: ignore[method-assign]
     list(decode(target, PROMPT, SEEDED, drafter, 9, prefill_rows=16))
     told = drafter.told
-    out = target.forward([Segment(target.new_pool(512).new_sequence(), told)], taps=(1,))
-    assert torch.equal(torch.cat(seen[1]), out.taps[1])
+    out = target.forward([Segment(target.new_pool(512).new_sequence(), told)], taps=(0, 1))
+    assert torch.equal(torch.cat(seen[0]), out.taps[0]) and torch.equal(torch.cat(seen[1]), out.taps[1])
     assert torch.equal(torch.cat(seen[-1]), target.final_hidden(out.hidden))
     expected = target.logits(out.hidden)[len(PROMPT) - 1 :].topk(3).indices
     assert torch.equal(torch.cat(tops), expected)

@@ -15,7 +15,7 @@ from engine.running import RequestOptions, make_engine, plain, run, seeded
 from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal
 from paceline.core.verify import make_rule
-from paceline.drafters.base import Drafter, Features, SequenceView
+from paceline.drafters.base import Drafter, Features, Needs, SequenceView
 from paceline.drafters.composite import CompositeDrafter, Member
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.ngram import NgramDrafter
@@ -23,7 +23,7 @@ from paceline.drafters.none import NoDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engine.outputs import RequestOutput
 from paceline.errors import PacelineError
-from paceline.models.decoder import Decoder
+from paceline.models.decoder import Decoder, Segment
 
 VOCAB = 256
 GREEDY = SamplingParams(temperature=0, max_tokens=30)
@@ -78,6 +78,20 @@ class Prompter(NoDrafter):
             (text,) = (text for prompt, text in self.texts.items() if tuple(ids[: len(prompt)]) == prompt)
             proposals.append(self.script(text[len(ids) :], budget))
         return proposals
+
+
+class Onlooker(Prompter):
+    """Keeps what it was shown of the target, row by row."""
+
+    needs = Needs(hidden_layers=(0, 1, -1), top_tokens=3, trees=True)
+
+    def __init__(self, script: Script) -> None:
+        super().__init__(script)
+        self.shown: dict[tuple[int, ...], list[Features]] = {}  # by prompt
+
+    def observe(self, sequence: SequenceView, tokens: Sequence[int], features: Features) -> None:
+        super().observe(sequence, tokens, features)
+        self.shown.setdefault(tuple(sequence.token_ids[: sequence.num_prompt_tokens]), []).append(features)
 
 
 @pytest.fixture(scope="module")
@@ -391,3 +405,27 @@ def test_prompt_chunks_change_nothing(target: Decoder, length: int, chunks: int)
         assert result.ids(number) == plain(target, prompt, params)
         assert result.outputs[number].metrics.speculation.num_steps == 3
     assert not engine.speculation.faults
+
+
+def test_features_are_those_of_the_observed_tokens(target: Decoder) -> None:
+    """Of each request its own, on the path that was accepted: from prompt chunks, plain steps and trees alike."""
+    onlooker = Onlooker(bush(VOCAB))
+    engine = make_engine(target, {"scripted": onlooker}, max_num_batched_tokens=48, num_draft_tokens=9)
+    texts = {}
+    for number, length in enumerate((100, 3, 40)):
+        prompt = tuple(tiny.prompt(length, seed=number))
+        texts[prompt] = plain(target, prompt, GREEDY)
+        onlooker.know(prompt, texts[prompt])
+        engine.add_request(prompt, GREEDY)
+    spoken = [output.metrics.speculation for output in run(engine).outputs.values()]
+    assert all(0 < s.num_accepted_tokens < s.num_draft_tokens for s in spoken) and not engine.speculation.faults
+    for prompt, answer in texts.items():
+        shown = onlooker.shown[prompt]
+        count = sum(len(features.hidden[0]) for features in shown)
+        told = [*prompt, *answer][:count]
+        out = target.forward([Segment(target.new_pool(512).new_sequence(), told)], taps=(0, 1))
+        states = {**out.taps, -1: target.final_hidden(out.hidden)}
+        for layer, wanted in states.items():
+            assert torch.equal(torch.cat([features.hidden[layer] for features in shown]), wanted), layer
+        tops = torch.cat([features.top_tokens for features in shown if features.top_tokens is not None])
+        assert torch.equal(tops, target.logits(out.hidden)[count - len(tops) :].topk(3).indices)
