@@ -1,7 +1,8 @@
 """What batch-invariant arithmetic costs: one pass of the decoder against the same pass with naive operators.
 
-Naive: linear layers in one call of whatever size, attention through torch's `scaled_dot_product_attention` in the
-model's precision. Both run in turn, the ratio of medians is printed for a few row counts, contexts and a prefill.
+Both in torch's operators, not in native ones. Naive: linear layers in one call of whatever size, attention through
+torch's `scaled_dot_product_attention` in the model's precision. Both run in turn, the ratio of medians is printed for a
+few row counts, contexts and a prefill.
 
     python bench/exactness_cost.py --model smollm2-135m
 """
@@ -12,6 +13,7 @@ import script  # noqa: F401 - Ctrl-C is one line from here on
 import argparse
 import copy
 import json
+import os
 import statistics
 import sys
 import time
@@ -27,6 +29,7 @@ from paceline.models.cache import SequenceCache
 from paceline.models.decoder import Decoder, Segment
 from paceline.models.load import load_model
 from paceline.models.progress import terminal_progress
+from paceline.ops.native.library import VARIABLE
 from paceline.ops.operators import AttentionLayer, AttentionRows
 from paceline.ops.twins import TorchOperators, TorchStep
 
@@ -101,6 +104,7 @@ def main() -> int:
     parser.add_argument("--log", type=Path, help="append the result here as one JSON line")
     args = parser.parse_args()
 
+    os.environ[VARIABLE] = "torch"  # before the model chooses its operators
     warn_if_busy()
     facts = provenance()
     model = load_model(args.model, dtype=args.dtype, progress=terminal_progress())

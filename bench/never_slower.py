@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from own_layers import own_layers
-from provenance import provenance, warn_if_busy
+from provenance import portable, provenance, warn_if_busy
 from resumed import fingerprint, read
 
 from paceline.bench.blocks import rotated
@@ -108,8 +108,14 @@ def main() -> int:
     blocks = [block for count in args.concurrency for block in cells(prompts, count, args.blocks)]
 
     log = args.log or ROOT / "bench" / "results" / f"never_slower-{name}{f'-{Path(draft).name}' if draft else ''}.jsonl"
-    settings = {"model": args.model, "precision": model.precision, "draft": draft, "arms": list(configs),
-                "tokens": args.tokens, "prompts": fingerprint(args.prompts)}  # fmt: skip
+    settings = {
+        "model": args.model,
+        "precision": model.precision,
+        "draft": draft and portable(draft),
+        "arms": list(configs),
+        "tokens": args.tokens,
+        "prompts": fingerprint(args.prompts),
+    }
     code = f"{fingerprint(code_files())} {json.dumps(settings, sort_keys=True)}"
     samples = {sample.key: sample for sample in (Sample(**line) for line in read(log, code))}
     log.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from typing import Any, cast
 from never_slower import PRACTICE, encode, first_turn
 from own_layers import own_layers
 from prompts import SHORT
-from provenance import provenance, warn_if_busy
+from provenance import portable, provenance, warn_if_busy
 
 from paceline.bench.answers import Answer
 from paceline.bench.blocks import rotated
@@ -79,7 +79,7 @@ def main() -> int:
         "provenance": facts,
         "model": args.model,
         "precision": model.precision,
-        "draft": draft,
+        "draft": portable(draft),
         "prompts": len(prompts),
         "tokens": args.tokens,
         "rows": rows,

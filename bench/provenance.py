@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from paceline.bench import provenance as facts
@@ -9,7 +10,12 @@ from paceline.bench import provenance as facts
 
 def provenance() -> dict[str, Any]:
     """Facts to lie beside every result."""
-    return facts.provenance({}, facts.load_average()) | {"arguments": sys.argv[1:]}
+    return facts.provenance({}, facts.load_average()) | {"arguments": [portable(each) for each in sys.argv[1:]]}
+
+
+def portable(argument: str) -> str:
+    """Results are for everybody to read: of a place on this machine they name the last part alone."""
+    return Path(argument).name if os.path.isabs(argument) else argument
 
 
 def warn_if_busy() -> None:

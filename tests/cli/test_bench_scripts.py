@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import script
+from provenance import provenance
 
 from paceline.drafters.registry import find, names
 
@@ -79,3 +80,10 @@ def test_every_method_is_measured(tiny_llama_dir: Path) -> None:
         assert 0 < row["target_share"] < row["target_share"] + row["draft_share"] < 1, name
         drafts_with_model = name in ("draft_model", "composite")
         assert (row["model"] is not None) == drafts_with_model
+
+
+def test_provenance_names_no_place_on_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(
+        sys, "argv", ["script", "--log", str(tmp_path / "found.jsonl"), "bench/results", "--first", "2"]
+    )
+    assert provenance()["arguments"] == ["--log", "found.jsonl", "bench/results", "--first", "2"]

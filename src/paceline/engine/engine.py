@@ -25,7 +25,6 @@ from paceline.engine.handover import Handover
 from paceline.engine.outputs import RequestOutput, Update
 from paceline.engine.policy import FixedBudgets, StepPolicy
 from paceline.engine.prefix_cache import Hit, PrefixCache
-from paceline.engine.recount import recount
 from paceline.engine.request import (
     EngineConfig,
     Intake,
@@ -202,7 +201,7 @@ class Engine:
             return
         self.prefix_cache.mend()
         sequences = [*self.scheduler.running, *self.scheduler.waiting]
-        recount(self.pool, [self.prefix_cache.held(), *(sequence.cache.blocks for sequence in sequences)])
+        self.pool.recount([self.prefix_cache.held(), *(sequence.cache.blocks for sequence in sequences)])
         struck = self._taking
         if struck is not None and not struck.ended:  # its tokens stand; rows and drafter follow from them
             struck.reread()

@@ -5,7 +5,8 @@ nodes lie scattered; `commit(path)` keeps one path and moves it into place. Bloc
 the first write.
 """
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -79,6 +80,15 @@ class KVPool:
         self._references[block] -= 1
         if self._references[block] == 0:
             self._free.append(block)
+
+    def recount(self, holdings: Iterable[Iterable[int]]) -> None:
+        """Set the counts to what is held in fact, each holding the blocks of one sequence or prefix-cache entry.
+
+        An interruption may have come between taking a block and noting it.
+        """
+        holders = Counter(block for blocks in holdings for block in blocks)
+        references = [holders[block] for block in range(len(self._references))]
+        self._references, self._free = references, [block for block, held in enumerate(references) if not held][::-1]
 
     def writable(self, block: int) -> int:
         """The block itself if nobody else holds it, else a copy."""

@@ -1,34 +1,27 @@
 """What the recipes of heads that read features have in common: a lesson at each step, and their guesses on a text."""
 
+from collections.abc import Callable
+
 import torch
 
 from paceline.models.heads import FeatureHead
 from paceline.train.batch import Batch
-from paceline.train.divergence import Divergence
 from paceline.train.recipe import Outcome
-from paceline.train.teacher import Teacher, lesson
+from paceline.train.teacher import Lesson
 from paceline.train.unroll import unroll
 
+Judge = Callable[[torch.Tensor, torch.Tensor], Lesson]
+"""A lesson on states [m, d] that a head made, given the tokens [m] after which the target says what they should."""
 
-def learn(
-    head: FeatureHead,
-    teacher: Teacher,
-    batch: Batch,
-    output: torch.Tensor,
-    steps: int,
-    decay: float,
-    divergence: Divergence,
-) -> Outcome:
-    """Σ_i decay^i · divergence at step i, over the rows that have an assistant's token to predict.
 
-    `output` [D, d]: the frozen output layer's rows, of the draft vocabulary that the teacher speaks.
-    """
+def learn(head: FeatureHead, batch: Batch, steps: int, decay: float, judge: Judge) -> Outcome:
+    """Σ_i decay^i · the judge's loss at step i, over the rows that have an assistant's token to predict."""
     counts = torch.zeros(steps, 3, dtype=torch.float64)
     loss = torch.zeros((), dtype=torch.float64, device=batch.ids.device)
     for level in unroll(head, batch, steps):
         rows = level.learns(batch)
         if rows.any():
-            own = lesson(head.read(level.states[rows]), output, teacher.select(level.taught_by[rows]), divergence)
+            own = judge(level.states[rows], level.taught_by[rows])
             loss = loss + decay**level.step * own.loss
             counts[level.step] = own.counts.cpu()
     return Outcome(loss, int(counts[0, 0]), counts)

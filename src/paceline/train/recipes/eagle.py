@@ -21,7 +21,7 @@ from paceline.models.origin import Origin
 from paceline.ops.linear import Linear
 from paceline.train.batch import Batch
 from paceline.train.divergence import DIVERGENCES
-from paceline.train.feature_head import guess
+from paceline.train.feature_head import guess, learn
 from paceline.train.head_format import layer_description, write_head
 from paceline.train.layer import initial_layer, trained_layer
 from paceline.train.recipe import (
@@ -34,8 +34,7 @@ from paceline.train.recipe import (
     trainable,
     working_dtype,
 )
-from paceline.train.teacher import Teacher, lesson
-from paceline.train.unroll import unroll
+from paceline.train.teacher import Lesson, Teacher, lesson
 
 LAYER = "layers.0."
 
@@ -73,19 +72,15 @@ class EagleRecipe:
         return EagleHead(layer, self.target.embedding, fc, output)
 
     def learn(self, batch: Batch) -> Outcome:
-        s, head = self.settings, self.head()
+        s = self.settings
         teacher = Teacher.of(self.target, batch, DraftVocabulary(self.target.config.vocab_size))
-        counts = torch.zeros(s.steps, 3, dtype=torch.float64)
-        loss = torch.zeros((), dtype=torch.float64, device=batch.ids.device)
-        for level in unroll(head, batch, s.steps):
-            rows = level.learns(batch)
-            if rows.any():
-                states, after = level.states[rows], level.taught_by[rows]
-                own = lesson(states, self.output, teacher.select(after), DIVERGENCES[s.divergence])
-                distance = F.smooth_l1_loss(states, batch.hidden[-1][after].to(states.dtype), reduction="none")
-                loss = loss + s.decay**level.step * (distance.mean(-1).sum() + s.token_weight * own.loss)
-                counts[level.step] = own.counts.cpu()
-        return Outcome(loss, int(counts[0, 0]), counts)
+
+        def judge(states: torch.Tensor, after: torch.Tensor) -> Lesson:
+            own = lesson(states, self.output, teacher.select(after), DIVERGENCES[s.divergence])
+            distance = F.smooth_l1_loss(states, batch.hidden[-1][after].to(states.dtype), reduction="none")
+            return Lesson(distance.mean(-1).sum() + s.token_weight * own.loss, own.counts)
+
+        return learn(self.head(), batch, s.steps, s.decay, judge)
 
     def guesses(self, batch: Batch, steps: int) -> torch.Tensor:
         return guess(self.head(), batch, steps)

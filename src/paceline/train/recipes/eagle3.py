@@ -33,7 +33,7 @@ from paceline.train.recipe import (
     trainable,
     working_dtype,
 )
-from paceline.train.teacher import Teacher
+from paceline.train.teacher import Lesson, Teacher, lesson
 
 LAYER = "midlayer."
 
@@ -117,9 +117,13 @@ class Eagle3Recipe:
         return Eagle3Head(layer, weights, self.vocabulary, self.options)
 
     def learn(self, batch: Batch) -> Outcome:
-        s = self.settings
+        s, head = self.settings, self.head()
         teacher = Teacher.of(self.target, batch, self.vocabulary)
-        return learn(self.head(), teacher, batch, self.output, s.steps, s.decay, DIVERGENCES[s.divergence])
+
+        def judge(states: torch.Tensor, after: torch.Tensor) -> Lesson:
+            return lesson(head.read(states), self.output, teacher.select(after), DIVERGENCES[s.divergence])
+
+        return learn(head, batch, s.steps, s.decay, judge)
 
     def guesses(self, batch: Batch, steps: int) -> torch.Tensor:
         return guess(self.head(), batch, steps)
