@@ -4,7 +4,7 @@ import torch
 
 from paceline.models.head_layer import HeadLayer
 from paceline.models.heads import DraftVocabulary, Eagle3Head, EagleHead, MedusaHeads
-from paceline.ops.linear import Linear
+from paceline.ops.dense import PlainLinear
 from paceline.ops.packed import unpacked
 
 Tensors = dict[str, torch.Tensor]
@@ -26,7 +26,7 @@ def layer_tensors(layer: HeadLayer, prefix: str) -> Tensors:
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
-def _split(linear: Linear, rows: dict[str, int]) -> Tensors:
+def _split(linear: PlainLinear, rows: dict[str, int]) -> Tensors:
     names, sizes = list(rows), list(rows.values())
     tensors = dict(zip((f"{name}.weight" for name in names), torch.split(linear.weight, sizes), strict=True))
     if linear.bias is not None:

@@ -15,7 +15,6 @@ from paceline.models.cache import KVPool, SequenceCache
 from paceline.models.config import ModelConfig, RopeConfig, inverse_frequencies
 from paceline.ops.attention import BLOCK
 from paceline.ops.fused import operators_for
-from paceline.ops.linear import Linear
 from paceline.ops.operators import AttentionLayer, AttentionRows, Step
 from paceline.ops.packed import AnyLinear, PackedLinear, linear_of, look_up
 from paceline.ops.rotary import Rope
@@ -172,18 +171,15 @@ class Decoder:
             post_mlp_norm=weight("post_mlp_norm"),
         )
 
-    def linears(self) -> Iterable[Linear]:
-        """Every linear layer that is torch's product, once, the output head last."""
-        return (linear for linear in self._linears() if isinstance(linear, Linear))
-
-    def packed_linears(self) -> Iterable[PackedLinear]:
-        """Every linear layer whose matrix is packed, once, the output head last."""
-        return (linear for linear in self._linears() if isinstance(linear, PackedLinear))
-
-    def _linears(self) -> Iterable[AnyLinear]:
+    def linears(self) -> Iterable[AnyLinear]:
+        """Every linear layer, once, the output head last."""
         for layer in self.layers:
             yield from (layer.qkv, layer.output, layer.gate_up, layer.down)
         yield self.head
+
+    def packed_linears(self) -> Iterable[PackedLinear]:
+        """Those whose matrix is packed."""
+        return (linear for linear in self.linears() if isinstance(linear, PackedLinear))
 
     def first_layers(self, count: int) -> "Decoder":
         """A decoder of the first `count` layers with the same norm and head; the weights are shared."""

@@ -25,7 +25,7 @@ from paceline.models.head_layer import HeadLayer
 from paceline.models.heads import DraftVocabulary, Eagle3Head, Eagle3Options, Eagle3Weights, EagleHead
 from paceline.models.hf_config import config_from_hf
 from paceline.models.origin import own_settings
-from paceline.ops.linear import Linear
+from paceline.ops.dense import plain_linear
 from paceline.ops.packed import AnyLinear, is_packed
 
 _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
@@ -185,7 +185,7 @@ def _eagle3_output(files: HeadFiles, target: Decoder, size: int, shared: bool) -
             return DraftVocabulary(vocab_size), target.head
         vocabulary = _draft_vocabulary(files, d2t, t2d, target)
         return vocabulary, target_rows(target, vocabulary)
-    output = Linear(files.take("lm_head.weight", rows, size).to(target.device, target.dtype))
+    output = plain_linear(files.take("lm_head.weight", rows, size).to(target.device, target.dtype))
     if d2t is None:
         if rows < vocab_size:
             raise unnamed_rows(files, "lm_head.weight", rows, vocab_size, "d2t")

@@ -11,7 +11,7 @@ from paceline.models.head_checkpoint import KINDS, checked_ids, linear, opened, 
 from paceline.models.heads import DraftVocabulary
 from paceline.models.origin import own_settings
 from paceline.ops.activation import silu
-from paceline.ops.linear import Linear
+from paceline.ops.dense import PlainLinear, plain_linear
 from paceline.ops.norm import rms_norm
 from paceline.ops.packed import AnyLinear
 
@@ -25,8 +25,8 @@ class ExitAdapter:
 
     num_layers: int
     input_norm: torch.Tensor
-    down: Linear
-    up: Linear
+    down: PlainLinear
+    up: PlainLinear
     output_norm: torch.Tensor
     output: AnyLinear
     vocabulary: DraftVocabulary
@@ -49,8 +49,8 @@ def make_adapter(
     return ExitAdapter(
         num_layers,
         tensors["exit.input_norm.weight"],
-        Linear(tensors["exit.down.weight"]),
-        Linear(tensors["exit.up.weight"]),
+        plain_linear(tensors["exit.down.weight"]),
+        plain_linear(tensors["exit.up.weight"]),
         tensors["exit.norm.weight"],
         output,
         vocabulary,

@@ -14,7 +14,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.head_files import HeadFiles, last_dimension, open_head
 from paceline.models.heads import DraftVocabulary, MedusaHead, MedusaHeads
 from paceline.models.origin import own_settings
-from paceline.ops.linear import Linear
+from paceline.ops.dense import PlainLinear, plain_linear
 from paceline.ops.packed import AnyLinear, PackedLinear
 
 KINDS = {
@@ -191,10 +191,10 @@ def target_rows(target: Decoder, vocabulary: DraftVocabulary) -> AnyLinear:
     head, ids = target.head, vocabulary.ids
     if ids is None:
         return head
-    return Linear(head.rows(ids) if isinstance(head, PackedLinear) else head.weight[ids])
+    return plain_linear(head.rows(ids) if isinstance(head, PackedLinear) else head.weight[ids])
 
 
-def linear(target: Decoder, weight: torch.Tensor, bias: torch.Tensor | None = None) -> Linear:
-    return Linear(
+def linear(target: Decoder, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PlainLinear:
+    return plain_linear(
         weight.to(target.device, target.dtype), None if bias is None else bias.to(target.device, target.dtype)
     )

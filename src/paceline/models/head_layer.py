@@ -8,8 +8,8 @@ import torch
 from paceline.models.cache import KVPool, SequenceCache
 from paceline.models.config import ModelConfig, inverse_frequencies
 from paceline.ops.attention import BLOCK
+from paceline.ops.dense import PlainLinear, plain_linear
 from paceline.ops.fused import operators_for
-from paceline.ops.linear import Linear
 from paceline.ops.norm import rms_norm
 from paceline.ops.operators import AttentionLayer, Operators, Step
 from paceline.ops.rotary import Rope
@@ -45,9 +45,10 @@ class HeadLayer:
     ) -> None:
         held = {name: tensor.to(device, dtype) for name, tensor in weights.items()}
 
-        def linear(*names: str) -> Linear:
+        def linear(*names: str) -> PlainLinear:
             biases = [held[f"{name}.bias"] for name in names if f"{name}.bias" in held]
-            return Linear(torch.cat([held[f"{name}.weight"] for name in names]), torch.cat(biases) if biases else None)
+            weight = torch.cat([held[f"{name}.weight"] for name in names])
+            return plain_linear(weight, torch.cat(biases) if biases else None)
 
         self.config, self.dtype, self.device = config, dtype, device
         self.compute_dtype = torch.float32 if dtype == torch.bfloat16 else dtype

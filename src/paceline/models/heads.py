@@ -12,7 +12,7 @@ import torch
 
 from paceline.models.head_layer import HeadLayer, HeadRows
 from paceline.ops.activation import silu
-from paceline.ops.linear import Linear
+from paceline.ops.dense import PlainLinear
 from paceline.ops.norm import rms_norm
 from paceline.ops.packed import AnyLinear, look_up
 
@@ -43,7 +43,7 @@ class DraftVocabulary:
 class MedusaHead:
     """y ← y + SiLU(W y + b) block by block, then an output layer (2401.10774, §3.1)."""
 
-    blocks: tuple[Linear, ...]
+    blocks: tuple[PlainLinear, ...]
     output: AnyLinear
 
 
@@ -101,7 +101,7 @@ class EagleHead:
 
     hidden_layers: tuple[int, ...] = (-1,)
 
-    def __init__(self, layer: HeadLayer, embedding: torch.Tensor, fc: Linear, output: AnyLinear) -> None:
+    def __init__(self, layer: HeadLayer, embedding: torch.Tensor, fc: PlainLinear, output: AnyLinear) -> None:
         self.layer, self.embedding, self.fc, self.output = layer, embedding, fc, output
 
     def fuse(self, hidden: Mapping[int, torch.Tensor]) -> torch.Tensor:
@@ -144,7 +144,7 @@ class Eagle3Weights:
     """Besides the layer's. `fuse_norms`: of each fused state (EAGLE-3.1); `input_norm`: of all of them together."""
 
     embedding: torch.Tensor
-    fc: Linear
+    fc: PlainLinear
     fuse_norms: tuple[torch.Tensor, ...]
     input_norm: torch.Tensor | None
     embedding_norm: torch.Tensor

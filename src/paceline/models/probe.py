@@ -8,7 +8,7 @@ shape, precision, torch, instruction set and number of threads.
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from paceline.ops.operators import AttentionRows, Operators
 
 TRIAL_ROWS = 40  # of the attention's own trial
 FULL_TRIAL = (BLOCK - 4, 10)  # context and rows, across a block border
-ARITHMETIC_VERSION = 6  # of `ops`: a change of it voids kept verdicts
+ARITHMETIC_VERSION = 7  # of `ops`: a change of it voids kept verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def probe(decoder: Decoder, progress: Progress = silent) -> ProbeResult:
 
 def apply(decoder: Decoder, result: ProbeResult) -> None:
     """Drop padding where it was shown to change nothing."""
-    for linear in decoder.linears():
+    for linear in _of_torch(decoder):
         linear.padded = _shape(linear) not in result.unpadded
     decoder.operators = decoder.operators.trusting(result.flexible)
 
@@ -70,7 +70,7 @@ def apply(decoder: Decoder, result: ProbeResult) -> None:
 def measure(decoder: Decoder, progress: Progress = silent) -> ProbeResult:
     """Run every trial. The decoder is left in the fixed-shape setting that the verdict on the whole model needs."""
     by_shape: dict[str, list[Linear]] = {}
-    for linear in decoder.linears():
+    for linear in _of_torch(decoder):
         by_shape.setdefault(_shape(linear), []).append(linear)
     steps, done = len(by_shape) + 2, 0
     unpadded, culprit = [], None
@@ -96,6 +96,11 @@ def measure(decoder: Decoder, progress: Progress = silent) -> ProbeResult:
     progress("checking exactness", steps, steps)
     culprit = culprit or failed
     return ProbeResult(culprit is None, culprit, tentative.flexible, tentative.unpadded)
+
+
+def _of_torch(decoder: Decoder) -> Iterable[Linear]:
+    """The linear layers whose arithmetic is a library's, which has to be looked at."""
+    return (linear for linear in decoder.linears() if isinstance(linear, Linear))
 
 
 def _shape(linear: Linear) -> str:
@@ -263,7 +268,7 @@ def _key(decoder: Decoder) -> str:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "operators": decoder.operators.name,
-        "packed": [f"{part.type} {linear.level}" for linear in decoder.packed_linears() for part in linear.parts],
+        "products": [linear.arithmetic for linear in decoder.linears()],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 

@@ -31,6 +31,11 @@ class Linear:
         self.padded = True
         self.product = product
 
+    @property
+    def arithmetic(self) -> str:
+        """What a verdict on it holds for."""
+        return "torch"
+
     def first(self, size: int) -> "Linear":
         """The first `size` outputs alone; the weights are shared."""
         bias = None if self.bias is None else self.bias[:size]

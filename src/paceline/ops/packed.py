@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 from paceline.errors import PacelineError
-from paceline.ops.linear import Linear
+from paceline.ops.dense import PlainLinear, plain_linear
 from paceline.ops.native.library import LEVELS, Library, Missing, level, load
 
 BF16 = 30  # ggml's id
@@ -114,6 +114,11 @@ class PackedLinear:
             raise MemoryError("the native product could not be computed")
         return y
 
+    @property
+    def arithmetic(self) -> str:
+        """What a verdict on it holds for."""
+        return f"native {' '.join(part.type for part in self.parts)} {self.level}"
+
     def first(self, size: int) -> "PackedLinear":
         """The first `size` outputs alone: a copy of their rows."""
         if len(self.parts) != 1 or not 1 <= size <= self.out:
@@ -133,15 +138,15 @@ class PackedLinear:
         return self.rows(torch.arange(self.out))
 
 
-AnyLinear = Linear | PackedLinear
+AnyLinear = PlainLinear | PackedLinear
 
 
 def linear_of(weight: torch.Tensor, bias: torch.Tensor | None = None) -> AnyLinear:
     """The linear layer of a weight matrix, [out, in] or packed."""
-    return PackedLinear(weight, bias) if is_packed(weight) else Linear(weight, bias)
+    return PackedLinear(weight, bias) if is_packed(weight) else plain_linear(weight, bias)
 
 
-def unpacked(linear: AnyLinear) -> Linear:
+def unpacked(linear: AnyLinear) -> PlainLinear:
     """A linear layer whose weights are numbers. Raises PacelineError for a packed one."""
     if isinstance(linear, PackedLinear):
         raise PacelineError("this needs the model's weights as numbers, and they are packed", hint="use --dtype bf16")

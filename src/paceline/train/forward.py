@@ -68,7 +68,7 @@ def whole_states(decoder: Decoder, texts: Texts, layers: Sequence[int]) -> dict[
 
 def _product(layer: AnyLinear, x: torch.Tensor) -> torch.Tensor:
     linear = unpacked(layer)
-    return linear.product(x, linear.weight, linear.bias)
+    return F.linear(x, linear.weight, linear.bias)
 
 
 def _rotary(decoder: Decoder, rope: RopeConfig, texts: Texts) -> RotaryTable:

@@ -37,7 +37,7 @@ class Teacher:
         kept, norms, covered = [], [], []
         ids, drafted = vocabulary.ids, vocabulary.mask().to(states.device)
         for rows in torch.split(states, ROWS):
-            logits = head.product(rows, head.weight, head.bias)
+            logits = F.linear(rows, head.weight, head.bias)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             norms.append(logits.logsumexp(-1))
             covered.append(drafted[logits.argmax(-1)])

@@ -47,6 +47,10 @@ _SIGNATURES = {
         [_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _INT],
     ),
     "norm": (None, [_INT, _POINTER, _LONG, _LONG, _POINTER, _BOOL, _FLOAT, _POINTER, _POINTER, _INT]),
+    "dense": (
+        _BOOL,
+        [_INT, _POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _INT],
+    ),
     "gated": (None, [_INT, _POINTER, _LONG, _LONG, _BOOL, _POINTER, _INT]),
     "attention": (
         _BOOL,

@@ -2,18 +2,10 @@
 // taken as the sum of two bf16 numbers each, which keeps 16 bits of them.
 #pragma once
 #include "softmax.h"
+#include "tiles.h"
 
 namespace paceline {
 namespace PACELINE_LEVEL {
-
-// Compilers do not know that tile instructions read memory.
-static inline void settle(const void* read = nullptr) { asm volatile("" ::"r"(read) : "memory"); }
-
-struct alignas(64) TileConfig {
-  uint8_t palette = 1, start_row = 0, rest[14] = {};
-  uint16_t row_bytes[16] = {};
-  uint8_t rows[16] = {};
-};
 
 // Tiles 0 … 5: sums, queries and weights, `rows` high; 6, 7: keys or values.
 static inline void configure(int rows, Scratch* scratch) {
@@ -21,8 +13,7 @@ static inline void configure(int rows, Scratch* scratch) {
   scratch->tile_rows = rows;
   TileConfig config;
   for (int tile = 0; tile < 8; tile++) config.rows[tile] = uint8_t(tile > 5 ? 16 : rows), config.row_bytes[tile] = 64;
-  settle(&config);
-  _tile_loadconfig(&config);
+  configure(config);
 }
 
 static inline void end_products() { _tile_release(); }

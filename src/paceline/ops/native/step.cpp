@@ -3,24 +3,30 @@
 
 #include <stdlib.h>
 
+#include "dense.h"
 #include "threads.h"
 
 #define PACELINE_API extern "C" __attribute__((visibility("default")))
 
 namespace paceline {
 
-static const StepKernels& kernels_of(int level) {  // Python asks for levels that `paceline_start` found
+struct Kernels {
+  const StepKernels& step;
+  const DenseKernels& dense;
+};
+
+static Kernels kernels_of(int level) {  // Python asks for levels that `paceline_start` found
 #if defined(PACELINE_WITH_AMX)
-  if (level >= 3) return amx::step_kernels;
+  if (level >= 3) return {amx::step_kernels, amx::dense_kernels};
 #endif
 #if defined(PACELINE_WITH_AVX512)
-  if (level >= 2) return avx512::step_kernels;
+  if (level >= 2) return {avx512::step_kernels, avx512::dense_kernels};
 #endif
 #if defined(PACELINE_WITH_AVX2)
-  if (level >= 1) return avx2::step_kernels;
+  if (level >= 1) return {avx2::step_kernels, avx2::dense_kernels};
 #endif
   (void)level;
-  return portable::step_kernels;
+  return {portable::step_kernels, portable::dense_kernels};
 }
 
 // `count` items in runs of `run`; each thread takes the next, the last ones first: of a prompt they see most keys.
@@ -82,12 +88,12 @@ using namespace paceline;
 PACELINE_API void paceline_norm(int level, const bf16* x, int64_t rows, int64_t width, const void* weight, bool wide,
                                 float eps, const bf16* residual, bf16* y, int threads) {
   Norm job = {x, weight, wide, eps, residual, y, rows, width};
-  deal_out(job, kernels_of(level).norm, rows, rows_for_grain(width), threads);
+  deal_out(job, kernels_of(level).step.norm, rows, rows_for_grain(width), threads);
 }
 
 PACELINE_API void paceline_gated(int level, const bf16* x, int64_t rows, int64_t width, bool gelu, bf16* y, int threads) {
   Gated job = {x, y, gelu, rows, width};
-  deal_out(job, kernels_of(level).gated, rows, rows_for_grain(width), threads);
+  deal_out(job, kernels_of(level).step.gated, rows, rows_for_grain(width), threads);
 }
 
 // First every row's keys and values are written, then every row attends. False: no memory.
@@ -95,7 +101,7 @@ PACELINE_API bool paceline_attention(int level, const Step* step, int64_t layer,
                                      const void* q_norm, const void* k_norm, bool wide, const float* cos, const float* sin,
                                      const bf16* qkv, bf16* out, int threads) {
   Attention a = {step, layer, window, scale, eps, q_norm, k_norm, wide, cos, sin, qkv, out};
-  const StepKernels& kernels = kernels_of(level);
+  const StepKernels& kernels = kernels_of(level).step;
   Tile* tiles = static_cast<Tile*>(malloc(sizeof(Tile) * size_t(step->num_rows)));
   if (!tiles) return false;
   int64_t count = 0, keys = 0;
@@ -113,4 +119,25 @@ PACELINE_API bool paceline_attention(int level, const Step* step, int64_t layer,
   deal_out(job, attend_items, count * step->num_kv_heads, 1, small ? 1 : threads);
   free(tiles);
   return !job.failed;
+}
+
+// y [rows, out] = x [rows, inner] · Wᵀ + bias + residual, rounded once. Rows of x are `stride` elements apart. False: no memory.
+PACELINE_API bool paceline_dense(int level, const bf16* weights, int64_t out, int64_t inner, const bf16* x, int64_t stride,
+                                 int64_t rows, const bf16* bias, const bf16* residual, bf16* y, int threads) {
+  const DenseKernels& kernels = kernels_of(level).dense;
+  Dense job = {weights, out, inner, x, stride, rows < DENSE_ROWS ? rows : DENSE_ROWS, bias, residual, y, nullptr};
+  job.arranged = aligned_alloc(64, kernels.bytes(job));
+  if (!job.arranged) return false;
+  // whole runs of units, so that what is asked of memory ahead of time is used; enough of them to share evenly
+  int64_t units = (out + UNIT_ROWS - 1) / UNIT_ROWS, run = units / (16 * int64_t(threads)) + 1;
+  for (int64_t first = 0; first < rows; first += DENSE_ROWS) {
+    job.rows = rows - first < DENSE_ROWS ? rows - first : DENSE_ROWS;
+    job.x = x + first * stride, job.y = y + first * out;
+    job.residual = residual ? residual + first * out : nullptr;
+    int64_t blocks = (job.rows + X_ROWS - 1) / X_ROWS;
+    deal_out(job, kernels.arrange, blocks, 1, job.rows * inner < GRAIN * 4 ? 1 : threads);
+    deal_out(job, kernels.units, units, run, threads);
+  }
+  free(job.arranged);
+  return true;
 }
