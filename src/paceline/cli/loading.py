@@ -17,7 +17,8 @@ from paceline.models.progress import terminal_progress
 from paceline.models.tokenizer import Tokenizer
 
 
-def load(args: argparse.Namespace) -> LoadedModel:
+def load(args: argparse.Namespace, packed: bool = True) -> LoadedModel:
+    """`packed`: see `load_model`."""
     show_notices()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -27,6 +28,7 @@ def load(args: argparse.Namespace) -> LoadedModel:
         device=("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device,
         max_context=args.max_context,
         progress=PatientProgress(terminal_progress()),
+        packed=packed,
     )
 
 

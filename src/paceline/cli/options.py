@@ -18,7 +18,8 @@ DEFAULTS = SamplingParams()
 RULE_NAMES = ("coupled", "standard", "block")
 DTYPE_NAMES = ("auto", "bf16", "fp32", "fp64", "file", "int8", "int4")
 DTYPE_HELP = (
-    "auto (the model's own), bf16, fp32 or fp64; file: matrices computed on as the file stores them; "
+    "auto (the model's own; of a GGUF file: file, where there are native operators), bf16, fp32 or fp64; "
+    "file: matrices computed on as the file stores them; "
     "int8, int4: made into groups of 32 (default: %(default)s)"
 )
 DTYPE_SPELLINGS = ("bfloat16", "float32", "float64")

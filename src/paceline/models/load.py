@@ -15,7 +15,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.download import pull
 from paceline.models.home import Progress, silent
 from paceline.models.hub import WITHOUT_WEIGHTS, HubId
-from paceline.models.packing import PACKED, check_packed_runs
+from paceline.models.packing import PACKED, check_packed_runs, packed_runs
 from paceline.models.probe import ProbeResult, probe
 from paceline.models.sources import PRECISIONS, FolderSource, GGUFSource, ModelSource
 from paceline.models.tokenizer import Tokenizer
@@ -102,12 +102,15 @@ def load_model(
     max_context: int | None = None,
     progress: Progress = silent,
     accept: Callable[[Tokenizer | None], None] = accept_any,
+    packed: bool = True,
 ) -> LoadedModel:
     """Load a model by name (see `resolve`).
 
-    dtype: "auto" (a checkpoint's own precision; bf16 for GGUF), "bf16", "fp32" or "fp64"; "file" (matrices held and
-    computed on as the file stores them), "int8" or "int4" (made into groups of 32 that share a scale). The last three
-    run on the CPU; activations that meet quantised weights are rounded to 8 bits, in groups of 32.
+    dtype: "auto" (a checkpoint's own precision; for GGUF "file" where that runs, else "bf16"), "bf16", "fp32" or
+    "fp64"; "file" (matrices held and computed on as the file stores them), "int8" or "int4" (made into groups of 32
+    that share a scale). The last three run on the CPU; activations that meet quantised weights are rounded to 8 bits,
+    in groups of 32.
+    packed: whether "auto" may choose "file"; training and export need weights that are numbers.
     max_context: positions to allow, at most the model's own; None means all of them.
     accept: given the tokenizer before weights are read (of a Hub folder: before they are downloaded); it may raise.
     Raises PacelineError with one line for anything that is missing, damaged or not supported.
@@ -119,7 +122,7 @@ def load_model(
             accept(Tokenizer.of_hf_folder(hub_id.fetch(WITHOUT_WEIGHTS)))
         return resolve(name, progress)
 
-    return load_source(name, find, dtype, device, max_context, progress, accept)
+    return load_source(name, find, dtype, device, max_context, progress, accept, packed)
 
 
 def load_source(
@@ -130,6 +133,7 @@ def load_source(
     max_context: int | None = None,
     progress: Progress = silent,
     accept: Callable[[Tokenizer | None], None] = accept_any,
+    packed: bool = True,
 ) -> LoadedModel:
     """Load what `find` yields, once the other arguments have proved good; as `load_model`."""
     start = time.perf_counter()
@@ -143,7 +147,7 @@ def load_source(
         _check_tokenizer_fits(name, config, tokenizer)
         accept(tokenizer)
 
-    parts = source.read(precision, progress, check)
+    parts = source.read(precision, progress, check, packed and packed_runs(place))
     config = _with_end_of_sequence(_with_context(parts.config, max_context), parts.tokenizer)
     decoder = Decoder(config, parts.weights, PRECISIONS[parts.precision], place)
     return LoadedModel(
