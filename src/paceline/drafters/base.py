@@ -150,6 +150,17 @@ def check_rule(rule: Rule, drafter: Drafter) -> None:
         )
 
 
+def draft_budget(drafter: Drafter, num_draft_tokens: int, num_left: int) -> int:
+    """Nodes that are worth drafting before a request's last `num_left` tokens, of `num_draft_tokens` at most.
+
+    The last token of all is the target's own pass's to yield. A chain is of no use beyond the tokens before it; of a
+    tree that holds for its depth alone, since its nodes stand for one another.
+    """
+    if num_left < 2:
+        return 0
+    return num_draft_tokens if drafter.needs.trees else min(num_draft_tokens, num_left - 1)
+
+
 def check_needs(drafter: Drafter, num_layers: int) -> None:
     """Refuse a drafter that wants to see what a target of so many layers has not. Raises PacelineError."""
     needs = drafter.needs
