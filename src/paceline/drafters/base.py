@@ -119,6 +119,13 @@ class Drafter(Protocol):
     def discard(self, snapshot: Any) -> None:
         """No sequence will begin with `snapshot` any more: give back what it holds."""
 
+    def mend(self, snapshots: Sequence[Any]) -> None:
+        """After an interruption (Ctrl-C) at whatever line of whatever call: make whole what was cut short.
+
+        `snapshots` are all that is left of what was handed out. Where the call was of one sequence alone, as all but
+        `propose` are, that sequence has been released.
+        """
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         """Begin `child` with all that is known of `sequence`."""
 

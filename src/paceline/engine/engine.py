@@ -203,6 +203,7 @@ class Engine:
         """After an interruption nothing is lost, and no block is held by nobody. Can be interrupted, too."""
         if self._whole:
             return
+        self.speculation.mend()
         self.prefix_cache.mend()
         sequences = [*self.scheduler.running, *self.scheduler.waiting]
         self.pool.recount([self.prefix_cache.held(), *(sequence.cache.blocks for sequence in sequences)])
