@@ -197,7 +197,9 @@ def test_the_best_set_of_a_search(tmp_path: Path) -> None:
     log.write_text('{"model": "m"}\n')
     assert best_skips(log) is None
     trials = [Trial(Skips((1,), ()), 10.0, 2.0), Trial(Skips((1, 2), (0,)), 12.0, 1.5), Trial(Skips((), ()), 9.0, 4.0)]
-    log.write_text("".join(f"{line}\n" for line in ['{"model": "m"}', *(trial.line() for trial in trials)]))
+    log.write_text(
+        "".join(f"{line}\n" for line in ['{"model": "m"}', *(json.dumps(asdict(trial)) for trial in trials)])
+    )
     assert best_skips(log) == {"skip_attention_layers": [1, 2], "skip_mlp_layers": [0]}
 
 
