@@ -11,8 +11,9 @@ K tokens. layer_skip: the default sublayers, and the best found by
 on other prompts than those here; without its log the table is not complete, which is a failure. copying: prompts that
 ask for a text again, as it is or edited; over all of them ngram must save half of the target's passes. A small model
 often writes something else instead: so prompts that are really copied from (half of the answer's 4-grams stand in the
-prompt) are counted apart as well, from the others. repeating: the answers to chat prompts and templates, apart by whether they repeat themselves, which is if half of
-their 4-grams stood in them before; on those, lookahead must save a quarter of the passes.
+prompt) are counted apart as well, from the others. repeating: the answers to chat prompts and templates, apart by
+whether they repeat themselves, which is if half of their 4-grams stood in them before; on those, lookahead must save a
+quarter of the passes.
 
 All prompts of a set run in one batch, which changes no count (but suffix then has no earlier answers to draft from).
 Draft share: of the CPU time, not of the time on the clock, of those steps of the batch that only decode. Cells are

@@ -37,7 +37,7 @@ TREE_METHODS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Ranks:
-    """Of one prompt's answer, a list a draft: the rank of the answer's token at each depth, up to the first miss (−1)."""
+    """Of one prompt's answer, a list a draft: the rank of the answer's token at each depth, to the first miss (−1)."""
 
     prompt: int
     ranks: tuple[tuple[int, ...], ...]
