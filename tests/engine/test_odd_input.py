@@ -12,6 +12,7 @@ from engine.running import make_engine
 from transformers import AutoTokenizer
 
 from paceline.core.params import SamplingParams
+from paceline.drafters.none import NoDrafter
 from paceline.engine.engine import Engine, EngineConfig, RequestOptions
 from paceline.engine.llm import LLM
 from paceline.engine.request import MAX_CHOICES
@@ -179,5 +180,9 @@ def test_what_is_no_engine(target: Decoder) -> None:
             refused(lambda odd=odd: Engine(target, config, method=odd), "method")  # type: ignore[misc]
         if odd != 3:
             refused(lambda odd=odd: Engine(target, config, num_draft_tokens=odd), "num_speculative_tokens")  # type: ignore[misc]
+    refused(lambda: Engine(target, config, method="x"), "unknown method 'x'")
+    refused(lambda: Engine(target, config, {"mine": NoDrafter()}, method="x"), "unknown method 'x'")
+    Engine(target, config, {"mine": NoDrafter()}, method="mine")
+    Engine(target, config, method="ngram")  # it may be brought later
     refused(lambda: Engine(target, config, {"mine": 3}), "drafter")  # type: ignore[dict-item]
     refused(lambda: Engine(target, config, eos_token_ids=["a"]), "end-of-sequence")  # type: ignore[list-item]

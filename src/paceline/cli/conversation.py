@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from paceline.cli.answering import Answer, Interrupts, answer, plural, statistics_parts, write
 from paceline.cli.loading import banner, is_drafting, load, measuring_progress, method_name, require_tokenizer
 from paceline.cli.main import report, show_traceback
-from paceline.cli.options import check_method, check_num_draft_tokens, in_option_names, needed_model
+from paceline.cli.options import check_method, check_num_draft_tokens, in_option_names, needed_model, rule_of
 from paceline.core.params import SamplingParams
 from paceline.core.rng import draw_seed
 from paceline.drafters.config import SpeculativeConfig
@@ -49,11 +49,11 @@ def open_chat(args: argparse.Namespace, params: SamplingParams, speculation: Spe
     llm = LLM(model, speculation, max_num_seqs=1, progress=measuring_progress())
     params = replace(params, seed=draw_seed() if params.seed is None else params.seed)
     context = f"context: {plural(llm.engine.config.max_model_len, 'token')}"
-    for line in (*model.notes, f"{banner(model, speculation, params)} · {context}"):
+    for line in (*model.notes, f"{banner(model, speculation, params, rule_of(args))} · {context}"):
         print(line, file=sys.stderr)
     if sys.stdin.isatty():
         print("/help lists the commands, /quit leaves", file=sys.stderr)
-    return Chat(llm, params, RequestOptions(rule=args.rule), args.system, args.draft_model)
+    return Chat(llm, params, RequestOptions(rule=rule_of(args)), args.system, args.draft_model)
 
 
 class Chat:

@@ -9,6 +9,7 @@ from typing import Any
 from paceline.cli.answering import Answer, Interrupts, answer, hide, plural, rate, statistics_parts, write
 from paceline.cli.loading import banner, is_drafting, load, measuring_progress, require_tokenizer
 from paceline.cli.main import EXIT_INTERRUPTED
+from paceline.cli.options import rule_of
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.params import SamplingParams
 from paceline.core.rng import draw_seed
@@ -29,10 +30,10 @@ def generate(args: argparse.Namespace, prompt: str, params: SamplingParams, spec
     length = len(prompt_ids) + token_limit(len(prompt_ids), params, model.config.max_context)
     params = replace(params, seed=draw_seed() if params.seed is None else params.seed)
     engine = engine_for_one(model, speculation, length)
-    options = RequestOptions(rule=args.rule)
+    options = RequestOptions(rule=rule_of(args))
     engine.check_request(prompt_ids, params, options)
 
-    for line in (*model.notes, banner(model, speculation, params)):
+    for line in (*model.notes, banner(model, speculation, params, rule_of(args))):
         print(line, file=sys.stderr)
     with Interrupts() as interrupts:
         done = answer(engine, prompt_ids, params, options, hide if args.json else write, interrupts)
@@ -98,6 +99,7 @@ def as_json(done: Answer, model: LoadedModel, tokenizer: Tokenizer, policy: dict
             "tokens_per_second": rate(done.num_tokens, done.decode_s),
         },
         "exact": model.exactness.exact,
+        "lossless": done.output.lossless,
         "seed": done.output.seed,
         "metrics": {
             "speculative_decoding": {

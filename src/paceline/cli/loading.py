@@ -9,6 +9,7 @@ import torch
 
 from paceline.cli.answering import plural
 from paceline.core.params import SamplingParams
+from paceline.core.verify import make_rule
 from paceline.drafters.config import SpeculativeConfig
 from paceline.errors import PacelineError
 from paceline.models.home import Progress, silent
@@ -90,7 +91,7 @@ def method_name(speculation: SpeculativeConfig) -> str:
     return f"{names}, K = {speculation.num_speculative_tokens}"
 
 
-def banner(model: LoadedModel, speculation: SpeculativeConfig, params: SamplingParams) -> str:
+def banner(model: LoadedModel, speculation: SpeculativeConfig, params: SamplingParams, rule: str) -> str:
     """One line: what runs, how it was loaded, what it promises."""
     device = str(model.decoder.device)
     if device == "cpu":
@@ -103,4 +104,6 @@ def banner(model: LoadedModel, speculation: SpeculativeConfig, params: SamplingP
         f"method: {method_name(speculation)}",
         "greedy" if params.is_greedy else f"temperature {params.temperature:g} · seed: {params.seed}",
     ]
+    if not make_rule(rule).lossless:
+        parts.append(f"NOT LOSSLESS: rule {rule} lets other tokens stand than the model's own")
     return " · ".join(parts)

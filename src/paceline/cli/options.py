@@ -15,7 +15,8 @@ from paceline.errors import PacelineError
 
 DEFAULTS = SamplingParams()
 # What the other registries hold, which themselves would import torch; a test compares.
-RULE_NAMES = ("coupled", "standard", "block")
+RULE_NAMES = ("coupled", "standard", "block", "lossy-typical")
+LOSSY = "lossy-"  # before the name of a rule whose tokens are not the model's own
 DTYPE_NAMES = ("auto", "bf16", "fp32", "fp64", "file", "int8", "int4")
 DTYPE_HELP = (
     "auto (the model's own; of a GGUF file: file, where there are native operators), bf16, fp32 or fp64; "
@@ -69,7 +70,8 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     add("--num-draft-tokens", "-k", type=int, metavar="K", help=f"tokens drafted a step, {bounds}")
     add("--rule", default="coupled", metavar="NAME",
         help="which drafts stand. coupled: the tokens of plain decoding with the same seed; standard, block: tokens "
-        "with the same distribution (default: %(default)s)")  # fmt: skip
+        "with the same distribution; lossy-typical: NOT the model's tokens, nor their distribution, but whatever it "
+        "finds typical of itself (default: %(default)s)")  # fmt: skip
 
 
 # fmt: off
@@ -120,8 +122,18 @@ def check_model_options(args: argparse.Namespace) -> None:
         raise PacelineError(
             f"--max-context is {args.max_context}; it must be 1 or more", hint="leave it out for the model's own"
         )
+    if LOSSY + args.rule in RULE_NAMES:
+        raise PacelineError(
+            f"--rule {args.rule} is lossy: its tokens are not those of plain decoding",
+            hint=f"if that is what you want, --rule {LOSSY}{args.rule}",
+        )
     if args.rule not in RULE_NAMES:
         raise PacelineError(f"--rule {args.rule} is unknown", hint=_suggest(args.rule, RULE_NAMES, "rules"))
+
+
+def rule_of(args: argparse.Namespace) -> str:
+    """The verification rule's own name."""
+    return str(args.rule).removeprefix(LOSSY)
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:

@@ -99,6 +99,10 @@ class CompositeDrafter:
             if state is not None:
                 member.drafter.discard(state)
 
+    def mend(self, snapshots: Sequence[Any]) -> None:
+        for i, member in enumerate(self.members):
+            member.drafter.mend([states[i] for states in snapshots if states[i] is not None])
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         for member in self.members:
             member.drafter.fork(sequence, child)

@@ -52,8 +52,9 @@ class SpeculativeConfig:
     draft_dtype: str | None = None
     """The draft model's precision; None takes the target's."""
     draft_vocab_size: int | None = None
-    """The draft model draws from this many token ids, the first ones, alone; None: from all. Byte-pair vocabularies
-    number tokens by how frequent they are, and a draft step pays for every row of the output layer."""
+    """The draft model draws from this many token ids alone, the lowest; None: from all. A draft step pays for every row
+    of the output layer, and byte-pair vocabularies number tokens in the order of their merges, roughly the most
+    frequent first; nothing is counted. Where a vocabulary is ordered otherwise, leave it out."""
     draft_cache_tokens: int | None = None
     """Rows of all requests together that the draft model's cache may hold; None: as many as the engine can use."""
     prompt_lookup_min: int | None = None

@@ -34,8 +34,8 @@ class _State:
     observed: int = 0  # the first so many of `fed` were observed; the next is the last committed token, the rest drafts
 
     def keep_observed(self) -> None:
+        del self.fed[self.observed :]  # first: an interruption leaves a cache that holds too much, never too little
         self.cache.truncate(self.observed)
-        del self.fed[self.observed :]
 
 
 class DraftModelDrafter:
@@ -130,6 +130,10 @@ class DraftModelDrafter:
     def discard(self, snapshot: Any) -> None:
         if snapshot is not None:
             snapshot.cache.release()
+
+    def mend(self, snapshots: Sequence[Any]) -> None:
+        """All else is made anew by the next draft; the blocks are those that somebody knows of."""
+        self.pool.recount([state.cache.blocks for state in (*self._states.values(), *snapshots)])
 
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         self.restore(child, self._states.get(sequence.request_id), len(sequence.token_ids))

@@ -25,7 +25,9 @@ class Method:
     needs: "nothing", a draft "model", a trained "head", or other "methods".
     shapes: of its drafts, "chain" or "tree"; of two, the first is what it drafts unless told otherwise.
     paper: an arXiv number, or another source. lookup: it drafts from the text alone, in microseconds and without
-    chance, so that a draft may be looked at before it is decided whether to use it.
+    chance, so that a draft may be looked at before it is decided whether to use it. stateless: between steps it keeps
+    nothing of a request, as a class that inherits all its bookkeeping from `Stateless` does; the contract tests hold a
+    method to what it says.
     """
 
     factory: str
@@ -35,6 +37,7 @@ class Method:
     shapes: tuple[str, ...] = ("chain",)
     paper: str = ""
     lookup: bool = False
+    stateless: bool = False
 
     def __post_init__(self) -> None:
         if self.needs not in ("nothing", "model", "head", "methods"):
@@ -55,7 +58,7 @@ class Method:
 
 _HEAD = frozenset({"model", "speculative_token_tree", "tree_depth", "tree_top_k"})
 _SINGLE = {
-    "none": Method("paceline.drafters.none:create", "plain decoding"),
+    "none": Method("paceline.drafters.none:create", "plain decoding", stateless=True),
     "ngram": Method(
         "paceline.drafters.ngram:create",
         "prompt lookup: what followed the same tokens last time",
@@ -92,12 +95,14 @@ _SINGLE = {
         "the target itself, with some of its sublayers left out",
         frozenset({"skip_attention_layers", "skip_mlp_layers", "draft_confidence_threshold"}),
         paper="2309.08168, 2410.06916",
+        stateless=True,
     ),
     "early_exit": Method(
         "paceline.drafters.early_exit:create",
         "the target's first layers; verification goes on where they stopped",
         frozenset({"model", "early_exit_layer", "draft_confidence_threshold"}),
         paper="2404.16710",
+        stateless=True,
     ),
     "lookahead": Method(
         "paceline.drafters.lookahead:create",

@@ -21,6 +21,7 @@ from paceline.core.rng import Randomness
 from paceline.core.sampling import BadLogitsError, NoTokenAllowedError
 from paceline.core.stopping import cut
 from paceline.drafters.base import NOTHING, Drafter, features, verification_segment
+from paceline.drafters.registry import names
 from paceline.engine.handover import Handover
 from paceline.engine.outputs import RequestOutput, Update
 from paceline.engine.policy import FixedBudgets, StepPolicy
@@ -32,6 +33,7 @@ from paceline.engine.request import (
     check_draft_tokens,
     check_kind,
     check_list,
+    check_method,
     has_methods,
 )
 from paceline.engine.results import LiveRequest
@@ -51,7 +53,8 @@ logger = logging.getLogger("paceline.engine")
 
 
 class Engine:
-    """Runs requests on one target. `drafters` by name; `method` is used where a request names none.
+    """Runs requests on one target. `drafters` by name; `method` is used where a request names none: one of
+    them, or a name of the registry that `add_method` is to bring.
 
     The tokenizer gives the text; without one outputs have ids alone, and stop strings are refused. `clock`: seconds.
     """
@@ -76,6 +79,7 @@ class Engine:
         check_kind("drafters", drafters, Mapping | None, "drafters by name")
         check_kind("the clock", clock, Callable, "a function that gives seconds")
         check_draft_tokens(num_draft_tokens)
+        check_method(method, ("none", *(drafters or {}), *names()))
         eos = target.config.eos_token_ids if eos_token_ids is None else eos_token_ids
         check_list("eos_token_ids", eos)
         self.target = target
@@ -199,6 +203,7 @@ class Engine:
         """After an interruption nothing is lost, and no block is held by nobody. Can be interrupted, too."""
         if self._whole:
             return
+        self.speculation.mend()
         self.prefix_cache.mend()
         sequences = [*self.scheduler.running, *self.scheduler.waiting]
         self.pool.recount([self.prefix_cache.held(), *(sequence.cache.blocks for sequence in sequences)])

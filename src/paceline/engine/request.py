@@ -102,7 +102,6 @@ class Intake:
                 f"max_model_len is {config.max_model_len}, and the model has {model.max_context} positions",
                 hint="lower max_model_len",
             )
-        check_kind("method", method, str, "a method's name")
         for token in eos_token_ids:
             check_whole("an end-of-sequence token id", token, 0)
         self._vocab_size = model.vocab_size
@@ -200,6 +199,13 @@ def check_kind(name: str, value: object, kind: Any, words: str) -> None:
         raise PacelineError(
             f"{name} is {value!r:.60}; it must be {words}", hint=f"it is of type {type(value).__name__}"
         )
+
+
+def check_method(name: object, known: Sequence[str]) -> None:
+    """Raise PacelineError unless a setting is a method's name, one of those known."""
+    check_kind("method", name, str, "a method's name")
+    if name not in known:
+        raise PacelineError(f"unknown method {name!r}", hint=f"one of: {', '.join(dict.fromkeys(known))}")
 
 
 def check_list(name: str, value: object) -> None:

@@ -36,7 +36,7 @@ class Speculation:
 
     def add(self, name: str, drafter: Drafter) -> None:
         """Raises PacelineError for a drafter whose needs a shared target pass cannot meet."""
-        calls = ("observe", "propose", "snapshot", "restore", "discard", "fork", "release")
+        calls = ("observe", "propose", "snapshot", "restore", "discard", "mend", "fork", "release")
         if not has_methods(drafter, *calls) or not isinstance(getattr(drafter, "needs", None), Needs):
             raise PacelineError(f"method {name!r} is {drafter!r:.60}: that is no drafter", hint=f"it needs {calls}")
         check_needs(drafter, self._num_layers)
@@ -105,6 +105,15 @@ class Speculation:
 
     def release(self, sequence: Sequence) -> None:
         self._guard(sequence, lambda drafter: drafter.release(sequence))
+
+    def mend(self) -> None:
+        """After an interruption, before any other call: it may have come inside a drafter."""
+        for name, drafter in self.drafters.items():
+            try:
+                drafter.mend(self._prefix_cache.snapshots(drafter))
+            except Exception:
+                self.faults[name] += 1
+                logger.exception("method %s could not mend what an interruption left", name)
 
     def fail(self, sequence: Sequence, error: Exception) -> None:
         """The request goes on without speculation."""

@@ -72,7 +72,7 @@ def last_dimension(shape: Sequence[int]) -> int:
 def open_head(name: str) -> HeadFiles:
     """A folder or a Hub id. Raises PacelineError, one line, for what is missing, damaged or more than tensors."""
     folder = _folder(name)
-    return HeadFiles(str(folder), _config(folder), without_prefix(_tensors(folder)))
+    return HeadFiles(str(folder), config_of(folder), without_prefix(_tensors(folder)))
 
 
 def _folder(name: str) -> Path:
@@ -87,7 +87,8 @@ def _folder(name: str) -> Path:
     return hub_id.fetch(HEAD_PATTERNS)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def config_of(folder: Path) -> dict[str, Any]:
+    """Its config.json. Raises PacelineError if there is none."""
     path = folder / "config.json"
     if not path.exists():
         raise PacelineError(f"{folder} has no config.json", hint="a head is a folder with config.json")
