@@ -71,6 +71,7 @@ def counted(decoder: Decoder, spent: list[float]) -> Decoder:
     for layer in twin.layers:
         for name in ("qkv", "output", "gate_up", "down"):
             object.__setattr__(layer, name, Counted(getattr(layer, name), spent))
+    twin.fused = [None] * len(twin.layers)
     twin.head = Counted(decoder.head, spent)
     return twin  # type: ignore[no-any-return]
 
