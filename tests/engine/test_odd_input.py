@@ -1,6 +1,7 @@
 """Whatever is handed to the engine or its facade: an answer, or one line that names the culprit, and nothing begun."""
 
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,10 @@ from engine.running import make_engine
 from transformers import AutoTokenizer
 
 from paceline.core.params import SamplingParams
+from paceline.drafters import registry
+from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.none import NoDrafter
+from paceline.engine.arguments import speculative_config_of
 from paceline.engine.engine import Engine, EngineConfig, RequestOptions
 from paceline.engine.llm import LLM
 from paceline.engine.request import MAX_CHOICES
@@ -23,6 +27,25 @@ from paceline.models.load import LoadedModel, load_model
 GREEDY = SamplingParams(temperature=0, max_tokens=3)
 SETTINGS: dict[str, Any] = {"max_num_seqs": 4, "kv_cache_memory_bytes": 4_000_000}
 OBJECTS: tuple[Any, ...] = (None, 3, 2.5, True, "x", b"x", [], {}, {1}, object(), int)
+HUGE = 10**5000  # of more digits than Python writes; JSON can carry 10**400, which no float holds
+MONSTERS: tuple[Any, ...] = (
+    HUGE,
+    -HUGE,
+    10**400,
+    float("nan"),
+    "a\nb",
+    "[" * 10_000,
+    ["x" * 500],
+    [HUGE],
+    [[HUGE]],
+    {HUGE: HUGE},
+    {1: 10**400},
+    np.array(3),
+    np.zeros((40, 40), dtype=int),
+    torch.zeros(40, 40),
+    memoryview(b"ab"),
+    *OBJECTS,
+)
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +67,54 @@ def refused(call: Callable[[], object], *words: str) -> None:
     with pytest.raises(PacelineError) as caught:
         call()
     message = str(caught.value)
-    assert "\n" not in message and len(message) < 300
+    assert len(message.splitlines()) == 1 and len(message) < 300
     assert all(word in message for word in words), message
+
+
+def checked(call: Callable[[], object]) -> bool:
+    """Whether a value is taken; if it isn't, one line says why."""
+    try:
+        call()
+    except PacelineError:
+        refused(call)
+        return False
+    return True
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SamplingParams)])
+def test_every_parameter_is_checked(target: Decoder, name: str) -> None:
+    engine = make_engine(target)
+    for value in MONSTERS:
+        for made in (lambda values: SamplingParams(**values), SamplingParams.from_dict):
+            values = {name: value}
+            if checked(lambda made=made, values=values: made(values)):  # type: ignore[misc]
+                params = made(values)
+                checked(lambda params=params: engine.check_request([1], params))  # type: ignore[misc]
+
+
+def test_numbers_that_no_float_holds() -> None:
+    for name in ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"):
+        for value in (10**400, -(10**400), HUGE, float("inf"), float("nan")):
+            refused(lambda name=name, value=value: SamplingParams(**{name: value}), f"{name} is ")  # type: ignore[misc]
+    refused(lambda: SamplingParams(logit_bias={3: 10**400}), "logit_bias of token 3 is ")
+    refused(lambda: SpeculativeConfig(method="suffix", suffix_decoding_min_token_prob=10**400), "min_token_prob is ")
+    refused(lambda: SamplingParams.from_dict({"do_sample": False, "temperature": HUGE}), "temperature is ")
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(SpeculativeConfig)])
+def test_every_key_of_speculative_config_is_checked(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr(registry, "_installed", lambda: ())  # looking for other packages takes a millisecond
+    for value in MONSTERS:
+        checked(lambda value=value: SpeculativeConfig(**{name: value}))  # type: ignore[misc]
+        for method in (None, "suffix", "lookahead", "auto", "composite", "eagle3"):
+            values = {name: value} if method is None else {"method": method, name: value}
+            checked(lambda values=values: speculative_config_of(values))  # type: ignore[misc]
+
+
+def test_what_is_no_mapping() -> None:
+    for value in (3, None, "x", [], [("n", 1)], {1}, np.zeros((2, 2)), HUGE):
+        refused(lambda value=value: SamplingParams.from_dict(value), "mapping")  # type: ignore[misc]
+        refused(lambda value=value: SpeculativeConfig.from_dict(value), "mapping")  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("prompt", [[1, None], [None], ["a"], ["a", "b"], [1, []], [float("inf")], {1}, iter([1])])
@@ -74,7 +143,9 @@ def test_a_message_without_text(llm: LLM, content: Any) -> None:
      ("method", (None, "x")), ("num_speculative_tokens", (None, 3))],
 )  # fmt: skip
 def test_every_option_is_checked(name: str, fine: tuple[Any, ...]) -> None:
-    for value in OBJECTS:
+    for value in MONSTERS:
+        if name in ("rule", "method") and isinstance(value, str):
+            continue  # names; which are known is the engine's to say
         if not any(type(value) is type(good) and value == good for good in fine):
             refused(lambda value=value: RequestOptions(**{name: value}), name)  # type: ignore[misc]
 

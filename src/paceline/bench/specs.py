@@ -8,6 +8,7 @@ from typing import Any
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.registry import find, names
 from paceline.errors import PacelineError
+from paceline.values import shown
 
 PLAIN = "plain"
 ARTICLES = {"model": "a draft model", "head": "a draft head"}
@@ -114,10 +115,10 @@ def _parsed(text: str) -> dict[str, Any]:
     hint = '--method-config \'{"method": "suffix", "num_speculative_tokens": 8}\''
     try:
         values = json.loads(text)
-    except ValueError as error:
-        raise PacelineError(f"--method-config {text!r:.60} is not JSON: {error}", hint=hint) from error
+    except (ValueError, RecursionError) as error:
+        raise PacelineError(f"--method-config {shown(text)} is not JSON: {error}", hint=hint) from error
     if not isinstance(values, dict) or not isinstance(values.get("label", ""), str):
-        raise PacelineError(f"--method-config {text!r:.60} is no JSON object", hint=hint)
+        raise PacelineError(f"--method-config {shown(text)} is no JSON object", hint=hint)
     return values
 
 

@@ -18,6 +18,7 @@ from paceline.engine.engine import RequestOptions
 from paceline.engine.llm import LLM
 from paceline.engine.statistics import SpeculationStatistics
 from paceline.errors import PacelineError
+from paceline.values import one_line, whole_of
 
 HELP = {
     "/stats": "how the last answer and the whole chat went",
@@ -196,9 +197,10 @@ class Chat:
 
 def draft_count(method: str, words: Sequence[str]) -> int:
     """K of `/method NAME K`."""
-    if len(words) > 1 or not words[0].isdecimal():
-        raise PacelineError(f"/method {method} {' '.join(words)}: K is not a whole number", hint="/method NAME [K]")
-    count = int(words[0])
+    count = whole_of(words[0])
+    if len(words) > 1 or count is None:
+        given = one_line(" ".join(words), 60)
+        raise PacelineError(f"/method {method} {given}: K is not a whole number", hint="/method NAME [K]")
     check_num_draft_tokens("K", count)
     if method == "none" and count:
         raise PacelineError(f"K {count} contradicts method none, which drafts nothing", hint="leave K out")

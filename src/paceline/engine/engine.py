@@ -46,6 +46,7 @@ from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder, ForwardOutput, Segment
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
+from paceline.values import shown
 
 __all__ = ["Engine", "EngineConfig", "RequestOptions"]
 
@@ -72,7 +73,7 @@ class Engine:
     ) -> None:
         if not has_methods(target, "forward", "logits", "new_pool"):
             raise PacelineError(
-                f"the target is {target!r:.60}; it must be a decoder", hint="that of a loaded model, say"
+                f"the target is {shown(target)}; it must be a decoder", hint="that of a loaded model, say"
             )
         check_kind("the engine's config", config, EngineConfig, "an EngineConfig")
         check_kind("the tokenizer", tokenizer, Tokenizer | None, "that of a loaded model, or None")

@@ -20,6 +20,7 @@ from paceline.errors import PacelineError
 from paceline.models.home import Progress, silent
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
+from paceline.values import shown
 
 
 class LLM:
@@ -178,7 +179,7 @@ class LLM:
         known = self._methods.get(name)
         if known is not None and replace(known, num_speculative_tokens=config.num_speculative_tokens) != config:
             raise PacelineError(
-                f"method {name!r} is loaded already, with other settings", hint="build another LLM to change them"
+                f"method {shown(name)} is loaded already, with other settings", hint="build another LLM to change them"
             )
         if known is None:
             add_method(self.engine, self.model, config, self._progress)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.values import shown
 
 Prompt = str | Sequence[int] | Mapping[str, Any]  # or an array of whole numbers
 Message = Mapping[str, Any]
@@ -45,14 +46,14 @@ def check_conversation(messages: Any) -> None:
     """A list of one message or more."""
     if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
         raise PacelineError(
-            f"a conversation is {messages!r:.60}; it must be a list of messages",
+            f"a conversation is {shown(messages)}; it must be a list of messages",
             hint='[{"role": "user", "content": "…"}]',
         )
     for message in messages:
         content = message.get("content")
         if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             raise PacelineError(
-                f"a message's content is {content!r:.60}; it must be text", hint="join parts to one text"
+                f"a message's content is {shown(content)}; it must be text", hint="join parts to one text"
             )
     if not messages:
         raise PacelineError("the conversation is empty", hint="give at least one message")
