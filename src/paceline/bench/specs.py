@@ -128,6 +128,7 @@ def _add(specs: list[ArmSpec], label: str, config: SpeculativeConfig) -> None:
     if method.needs_model and config.model is None:
         raise PacelineError(f"method {config.method} needs a model", hint='give the key "model"')
     config.check_options()
+    config.check_used()
     taken = {spec.label for spec in specs}
     candidates = (label, f"{label} K {config.num_speculative_tokens}", *(f"{label} #{n}" for n in range(2, 1000)))
     specs.append(ArmSpec(next(name for name in candidates if name not in taken), config))

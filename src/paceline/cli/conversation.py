@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from paceline.cli.answering import Answer, Interrupts, answer, plural, statistics_parts, write
-from paceline.cli.loading import banner, is_drafting, load, measuring_progress, method_name, require_tokenizer
+from paceline.cli.loading import banner, load, measuring_progress, method_name, require_tokenizer
 from paceline.cli.main import report, show_traceback
 from paceline.cli.options import check_method, check_num_draft_tokens, in_option_names, needed_model, rule_of
 from paceline.core.params import SamplingParams
@@ -92,7 +92,7 @@ class Chat:
             self._check_room(len(prompt_ids))
             done = answer(self._llm.engine, prompt_ids, self._own_params(), self._options, write, interrupts)
             print(flush=True)
-        self._turns.append(Turn(done, is_drafting(self._speculation)))
+        self._turns.append(Turn(done, self._speculation.drafts))
         if done.interrupted:
             words = f"after {plural(done.num_tokens, 'token')}" if done.num_tokens else "before it began"
             print(f"the answer was interrupted {words}", file=sys.stderr)
@@ -166,7 +166,7 @@ class Chat:
         speculation = self._configure(words)
         self._options = replace(
             self._options,
-            speculative=is_drafting(speculation),
+            speculative=speculation.drafts,
             method=self._llm.add_method(speculation),
             num_speculative_tokens=speculation.num_speculative_tokens,
         )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.cli.answering import Answer, Interrupts, answer, hide, plural, rate, statistics_parts, write
-from paceline.cli.loading import banner, is_drafting, load, measuring_progress, require_tokenizer
+from paceline.cli.loading import banner, load, measuring_progress, require_tokenizer
 from paceline.cli.main import EXIT_INTERRUPTED
 from paceline.cli.options import rule_of
 from paceline.core.logprobs import TokenLogprob
@@ -42,7 +42,7 @@ def generate(args: argparse.Namespace, prompt: str, params: SamplingParams, spec
     else:
         print(flush=True)
     if args.stats:
-        parts = statistics_parts(done.num_tokens, done.decode_s, done.completion.speculation, is_drafting(speculation))
+        parts = statistics_parts(done.num_tokens, done.decode_s, done.completion.speculation, speculation.drafts)
         print(" · ".join((*parts, done.finish_reason)), file=sys.stderr)
         if (report := engine.policy.report()) is not None:
             print(f"auto: {report['summary']}", file=sys.stderr)
@@ -58,10 +58,10 @@ def engine_for_one(model: LoadedModel, speculation: SpeculativeConfig, length: i
     engine = Engine(
         model.decoder,
         EngineConfig(max_model_len=length, num_kv_blocks=-(-(length + count) // BLOCK), max_num_seqs=1),
-        method=speculation.method if is_drafting(speculation) else "none",
+        method=speculation.method if speculation.drafts else "none",
         tokenizer=model.tokenizer,
     )
-    if is_drafting(speculation):
+    if speculation.drafts:
         add_method(engine, model, speculation, measuring_progress())
     return engine
 

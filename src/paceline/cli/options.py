@@ -48,7 +48,7 @@ SAMPLES = ("top_p", "top_k", "min_p", "seed")  # options that ask for sampling
 _UNDERSCORED = "|".join(name for name in (*HINTS, "max_context", "num_speculative_tokens") if "_" in name)
 _PLAIN = "|".join(("device", *(name for name in HINTS if "_" not in name)))
 # A word such as `stop` is a parameter's name only where a message begins with it.
-PARAMETER = re.compile(rf"(?<![\w-])(?:{_UNDERSCORED})(?!\w)|^(?:{_PLAIN})(?= )")
+PARAMETER = re.compile(rf"(?<![\w-])(?:{_UNDERSCORED})(?!\w)|^(?:{_PLAIN})(?= )|(?<=contradicts )method\b")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -157,7 +157,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
     """The method asked for, or the one that the other options imply. Contradictions are refused."""
-    methods = (args.method or "auto").split(",")
+    methods = ("auto" if args.method is None else args.method).split(",")
     for method in methods:
         check_method(method)
     count = args.num_draft_tokens
@@ -165,17 +165,11 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
         check_num_draft_tokens("--num-draft-tokens", count)
     takes_model = "auto" in methods or any("model" in find(method).options for method in methods)
     needs_model = [method for method in methods if find(method).needs_model]
-    contradiction = None
     if args.draft_model is not None and not takes_model:
-        contradiction = (
-            f"--draft-model {args.draft_model} contradicts --method {args.method}, which uses no second model"
+        raise PacelineError(
+            f"--draft-model {args.draft_model} contradicts --method {args.method}, which uses no second model",
+            hint="leave one of the two out",
         )
-    elif args.draft_model is not None and count == 0:
-        contradiction = f"--draft-model {args.draft_model} contradicts --num-draft-tokens 0, which is plain decoding"
-    elif methods == ["none"] and count:
-        contradiction = f"--num-draft-tokens {count} contradicts --method none, which drafts nothing"
-    if contradiction is not None:
-        raise PacelineError(contradiction, hint="leave one of the two out")
     if args.draft_model is None and needs_model:
         raise PacelineError(f"--method {args.method} needs {needed_model(needs_model[0])}", hint=MODEL_HINT)
     values: dict[str, Any] = {"method": methods[0]} if len(methods) == 1 else {"methods": methods}
@@ -183,7 +177,10 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
         values["num_draft_tokens"] = count
     if args.draft_model is not None:
         values["draft_model"] = args.draft_model
-    return SpeculativeConfig.from_dict(values)
+    with option_names():
+        config = SpeculativeConfig.from_dict(values)
+        config.check_used()
+    return config
 
 
 def method_names() -> tuple[str, ...]:

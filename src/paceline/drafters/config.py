@@ -165,6 +165,12 @@ class SpeculativeConfig:
             if name in found:
                 raise PacelineError(f"speculative_config gives {name} twice, once as {shown(key)}")
             found[name] = value
+        method, count = found.get("method"), found.get("num_speculative_tokens")
+        if isinstance(method, str) and method == "none" and is_whole(count) and count:
+            raise PacelineError(
+                f"num_speculative_tokens {shown(count)} contradicts method none, which drafts nothing",
+                hint="leave one of the two out",
+            )
         if "method" not in found:  # as vLLM and transformers do, infer it from what was given
             if found.get("methods") is not None:
                 found["method"] = "composite"
@@ -209,6 +215,11 @@ class SpeculativeConfig:
                 own = _static_tree(tree)
                 return {"speculative_token_tree": own, "num_speculative_tokens": len(own.paths)}
         return {}
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it is anything but plain decoding."""
+        return self.method != "none" and self.num_speculative_tokens > 0
 
     @property
     def suffix_depth(self) -> int:
@@ -305,6 +316,19 @@ class SpeculativeConfig:
             raise PacelineError(
                 f"method {shown(self.method)} does not take {foreign[0]}",
                 hint=f"it takes: {', '.join(sorted(taken)) or 'no options'}",
+            )
+
+    def check_used(self) -> None:
+        """Raise PacelineError for an option that whoever runs this method alone would ignore."""
+        if self.method == "none":
+            self.check_options()
+        members = (self, *(self.methods or ()))
+        ignored = [] if self.drafts else [name for each in members for name in sorted(each.options() - {"methods"})]
+        if ignored:
+            what = "the draft model" if ignored[0] == "model" else ignored[0]
+            raise PacelineError(
+                f"{what} contradicts num_speculative_tokens 0, which is plain decoding",
+                hint="leave one of the two out",
             )
 
 

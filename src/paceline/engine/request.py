@@ -7,7 +7,7 @@ from typing import Any
 from paceline.core.constraint import TokenConstraint
 from paceline.core.params import SamplingParams
 from paceline.core.rng import draw_seed
-from paceline.core.stopping import token_limit
+from paceline.core.stopping import check_end_tokens, token_limit
 from paceline.core.verify import RULES, Rule, make_rule
 from paceline.drafters.base import Drafter, check_rule
 from paceline.drafters.config import MAX_DRAFT_TOKENS
@@ -107,8 +107,7 @@ class Intake:
                 f"max_model_len is {shown(config.max_model_len)}, and the model has {model.max_context} positions",
                 hint="lower max_model_len",
             )
-        for token in eos_token_ids:
-            check_whole("an end-of-sequence token id", token, 0)
+        check_end_tokens(eos_token_ids, model.vocab_size)
         self._vocab_size = model.vocab_size
         self._config = config
         self._eos_token_ids = eos_token_ids
@@ -116,9 +115,15 @@ class Intake:
         self._default = method
         self._methods = {"none": _Method(None, 0)}
 
-    def offer(self, name: str, drafter: Drafter, num_draft_tokens: int) -> None:
-        """From now on requests may name this method. Raises PacelineError if K cannot be."""
+    def check_offer(self, name: str, num_draft_tokens: int) -> None:
+        """Raise PacelineError for a name that no request could give, or a K that cannot be."""
+        check_kind("method", name, str, "a method's name")
+        if name in ("", "none"):
+            raise PacelineError(f"method {name!r} cannot be a drafter's name", hint='"none" is plain decoding')
         check_draft_tokens(num_draft_tokens)
+
+    def offer(self, name: str, drafter: Drafter, num_draft_tokens: int) -> None:
+        """From now on requests may name this method."""
         self._methods[name] = _Method(drafter, num_draft_tokens)
 
     def request(

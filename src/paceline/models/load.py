@@ -195,6 +195,8 @@ def _device(device: str) -> torch.device:
             f"device {device} is not available ({torch.cuda.device_count()} CUDA devices found)",
             hint="use --device cpu, or install a CUDA build of torch",
         )
+    if place.type == "cpu" and place.index not in (None, 0):
+        raise PacelineError(f"device {place} is not available (there is one CPU)", hint="use cpu")
     if place.type not in ("cpu", "cuda"):
         raise PacelineError(f"device type {shown(place.type)} is not supported", hint="known: cpu, cuda")
     return place
