@@ -26,8 +26,9 @@ def generate(args: argparse.Namespace, prompt: str, params: SamplingParams, spec
     model = load(args)
     tokenizer = require_tokenizer(model)
     prompt_ids = encode_prompt(tokenizer, prompt, args.system, args.raw)
-    # a long prompt is refused before a draft model is loaded
+    # what can never be answered is refused before a draft model is loaded or measured
     length = len(prompt_ids) + token_limit(len(prompt_ids), params, model.config.max_context)
+    params.check_vocabulary(model.config.vocab_size)
     params = replace(params, seed=draw_seed() if params.seed is None else params.seed)
     engine = engine_for_one(model, speculation, length)
     options = RequestOptions(rule=rule_of(args))
