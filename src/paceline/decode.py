@@ -12,7 +12,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.path import PathSampler, TargetWeights, rows_after
 from paceline.core.proposal import Proposal, check_proposal
 from paceline.core.rng import CounterNoise, GeneratorDraws, Randomness, draw_seed
-from paceline.core.stopping import cut, token_limit
+from paceline.core.stopping import check_end_tokens, cut, token_limit
 from paceline.core.verify import Coupled, Rule
 from paceline.drafters.base import Drafter, check_needs, check_rule, draft_budget, features, verification_segment
 from paceline.errors import PacelineError
@@ -83,6 +83,7 @@ def decode(
     limit = token_limit(len(prompt_ids), params, max_context or target.config.max_context)
     seed = params.seed if params.seed is not None else draw_seed()
     eos = target.config.eos_token_ids if eos_token_ids is None else eos_token_ids
+    check_end_tokens(eos, target.config.vocab_size)
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
     sampler = PathSampler.start(params, prompt_ids, target.config.vocab_size, CounterNoise(seed), eos, constraint)
     cache = target.new_pool(len(prompt_ids) + limit + num_draft_tokens).new_sequence()

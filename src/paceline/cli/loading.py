@@ -76,13 +76,9 @@ def show_notices() -> None:
     logging.getLogger("paceline").handlers[:] = [handler]
 
 
-def is_drafting(speculation: SpeculativeConfig) -> bool:
-    return speculation.method != "none" and speculation.num_speculative_tokens > 0
-
-
 def method_name(speculation: SpeculativeConfig) -> str:
     """As a banner shows it."""
-    if not is_drafting(speculation):
+    if not speculation.drafts:
         return "none"
     if speculation.method == "auto":
         members = [member.method for member in speculation.methods or ()]

@@ -5,7 +5,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from paceline.cli.options import check_num_draft_tokens
+from paceline.cli.options import DTYPE_HELP, check_num_draft_tokens
 from paceline.errors import PacelineError
 
 _SEARCHES = {"layer-skip": "paceline.cli.layer_skip_search", "tree": "paceline.cli.tree_tuning"}
@@ -52,7 +52,7 @@ def _add_common(parser: argparse.ArgumentParser, max_tokens: int) -> Callable[..
     add("--max-tokens", "-n", type=int, default=max_tokens, metavar="N",
         help="tokens of each answer (default: %(default)s)")  # fmt: skip
     add("--model", "-m", default="smollm2-135m", metavar="NAME", help="what to tune (default: %(default)s)")
-    add("--dtype", default="auto", help="auto (the model's own), bf16, fp32 or fp64 (default: %(default)s)")
+    add("--dtype", default="auto", help=DTYPE_HELP)
     add("--threads", type=int, metavar="N", help="CPU threads (default: one a core)")
     add("--raw", action="store_true", help="complete the prompts as they are, without the chat template")
     return add

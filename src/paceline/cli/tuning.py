@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from paceline.errors import PacelineError
 from paceline.models.tokenizer import Tokenizer
+from paceline.values import shown
 
 
 class Entry(Protocol):
@@ -78,10 +79,10 @@ def _prompt(path: Path, number: int, line: str) -> str:
     try:
         values = json.loads(line)
         prompt = values["prompt"] if "prompt" in values else values["turns"][0]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise PacelineError(f"{path}, line {number}: no prompt", hint='{"prompt": "…"} a line') from error
     if not isinstance(prompt, str):
-        raise PacelineError(f"{path}, line {number}: the prompt is {prompt!r}; it must be text")
+        raise PacelineError(f"{path}, line {number}: the prompt is {shown(prompt)}; it must be text")
     return prompt
 
 

@@ -21,6 +21,7 @@ from paceline.models.cache import KVPool, SequenceCache
 from paceline.models.decoder import Decoder, Segment
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.tokenizer import Tokenizer
+from paceline.values import shown
 
 CATCH_UP_ROWS = 128  # rows of one sequence in a catch-up pass, at most
 
@@ -182,9 +183,9 @@ def first_difference(target: Tokenizer, draft: Tokenizer) -> str | None:
     ours, theirs = target.token_strings(), draft.token_strings()
     for token, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         if mine != other:
-            return f"token {token} is {mine!r} in the target and {other!r} in the draft model"
+            return f"token {token} is {shown(mine)} in the target and {shown(other)} in the draft model"
     if len(ours) != len(theirs):
         longer, where = (ours, "target") if len(ours) > len(theirs) else (theirs, "draft model")
         token = min(len(ours), len(theirs))
-        return f"token {token} ({longer[token]!r}) is known to the {where} alone"
+        return f"token {token} ({shown(longer[token])}) is known to the {where} alone"
     return None

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from paceline.errors import PacelineError
+from paceline.values import shown
 
 GROUP = "paceline.drafters"
 # The lossless rules that take drafts of a shape.
@@ -175,11 +176,11 @@ def find(name: str) -> Method:
     bringers = [*(["Paceline itself"] if name in METHODS else []), *sorted(_package(point) for point in points)]
     if len(bringers) > 1:
         raise PacelineError(
-            f"the method name {name!r} is taken twice: by {' and by '.join(bringers)}",
+            f"the method name {shown(name)} is taken twice: by {' and by '.join(bringers)}",
             hint=f"uninstall {bringers[-1]}, or let its author rename the method",
         )
     if not bringers:
-        raise PacelineError(f"unknown speculative method {name!r}", hint=f"one of: {', '.join(names())}")
+        raise PacelineError(f"unknown speculative method {shown(name)}", hint=f"one of: {', '.join(names())}")
     return METHODS[name] if name in METHODS else _load(points[0])
 
 
@@ -192,12 +193,12 @@ def _load(point: EntryPoint) -> Method:
         method = point.load()
     except Exception as error:  # whatever that package breaks with
         raise PacelineError(
-            f"method {point.name!r} of {_package(point)} cannot be loaded: {type(error).__name__}: {error}",
+            f"method {shown(point.name)} of {_package(point)} cannot be loaded: {type(error).__name__}: {error}",
             hint=f"{point.value} must name a paceline.drafters.registry.Method",
         ) from error
     if not isinstance(method, Method):
         raise PacelineError(
-            f"method {point.name!r} of {_package(point)} cannot be loaded: {point.value} is {method!r}",
+            f"method {shown(point.name)} of {_package(point)} cannot be loaded: {point.value} is {shown(method)}",
             hint="it must name a paceline.drafters.registry.Method",
         )
     return method

@@ -34,6 +34,7 @@ from paceline.engine.request import (
     check_kind,
     check_list,
     check_method,
+    check_whole,
     has_methods,
 )
 from paceline.engine.results import LiveRequest
@@ -46,6 +47,7 @@ from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder, ForwardOutput, Segment
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
+from paceline.values import shown
 
 __all__ = ["Engine", "EngineConfig", "RequestOptions"]
 
@@ -72,7 +74,7 @@ class Engine:
     ) -> None:
         if not has_methods(target, "forward", "logits", "new_pool"):
             raise PacelineError(
-                f"the target is {target!r:.60}; it must be a decoder", hint="that of a loaded model, say"
+                f"the target is {shown(target)}; it must be a decoder", hint="that of a loaded model, say"
             )
         check_kind("the engine's config", config, EngineConfig, "an EngineConfig")
         check_kind("the tokenizer", tokenizer, Tokenizer | None, "that of a loaded model, or None")
@@ -115,7 +117,8 @@ class Engine:
         return self._handover.statistics
 
     def add_method(self, name: str, drafter: Drafter, num_draft_tokens: int) -> None:
-        """Let requests name a method. Raises PacelineError for a drafter that asks for too much."""
+        """Let requests name a method. Raises PacelineError for a bad name, or a drafter that asks for too much."""
+        self._intake.check_offer(name, num_draft_tokens)
         self.speculation.add(name, drafter)
         self._intake.offer(name, drafter, num_draft_tokens)
 
@@ -184,7 +187,8 @@ class Engine:
         self.policy.after(step)
 
     def cancel(self, request_id: int) -> RequestOutput | None:
-        """End a request now, wherever it stands; what it had so far. None if it has ended already."""
+        """End a request now, wherever it stands; what it had so far. None if it has ended already, or never was."""
+        check_whole("the request's id", request_id, 0)
         self._mend()
         live = self._live.get(request_id)
         if live is None:

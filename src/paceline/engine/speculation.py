@@ -17,6 +17,7 @@ from paceline.engine.sequence import Sequence
 from paceline.errors import PacelineError
 from paceline.models.cache import CacheFull
 from paceline.models.decoder import Decoder
+from paceline.values import shown
 
 logger = logging.getLogger("paceline.engine")
 T = TypeVar("T")
@@ -38,13 +39,15 @@ class Speculation:
         """Raises PacelineError for a drafter whose needs a shared target pass cannot meet."""
         calls = ("observe", "propose", "snapshot", "restore", "discard", "mend", "fork", "release")
         if not has_methods(drafter, *calls) or not isinstance(getattr(drafter, "needs", None), Needs):
-            raise PacelineError(f"method {name!r} is {drafter!r:.60}: that is no drafter", hint=f"it needs {calls}")
+            raise PacelineError(
+                f"method {shown(name)} is {shown(drafter)}: that is no drafter", hint=f"it needs {calls}"
+            )
         check_needs(drafter, self._num_layers)
         for other, present in self.drafters.items():
             if None not in (exits := {drafter.needs.early_layer, present.needs.early_layer}) and len(exits) > 1:
                 raise PacelineError(
-                    f"method {name!r} exits at layer {drafter.needs.early_layer} "
-                    f"and {other!r} at layer {present.needs.early_layer}",
+                    f"method {shown(name)} exits at layer {drafter.needs.early_layer} "
+                    f"and {shown(other)} at layer {present.needs.early_layer}",
                     hint="let them exit at the same layer",
                 )
         self.drafters[name] = drafter

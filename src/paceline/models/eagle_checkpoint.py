@@ -29,6 +29,7 @@ from paceline.models.hf_config import config_from_hf
 from paceline.models.origin import own_settings
 from paceline.ops.dense import plain_linear
 from paceline.ops.packed import AnyLinear, is_packed
+from paceline.values import shown
 
 _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 
@@ -93,7 +94,9 @@ def eagle3_layer(
     own = own_settings(raw, files.where) or {}
     is_speculators = "speculators_model_type" in raw
     if is_speculators and raw["speculators_model_type"] != "eagle3":
-        raise PacelineError(f"{files.where}: speculators_model_type is {raw['speculators_model_type']!r}, not 'eagle3'")
+        raise PacelineError(
+            f"{files.where}: speculators_model_type is {shown(raw['speculators_model_type'])}, not 'eagle3'"
+        )
     described = raw.get("transformer_layer_config") if is_speculators else _inner(raw)
     if not isinstance(described, Mapping):
         raise PacelineError(f"{files.where}: config.json has no transformer_layer_config")
@@ -158,7 +161,7 @@ def _layer_config(files: HeadFiles, raw: Mapping[str, Any], target: ModelConfig)
         raise PacelineError(f"{files.where}: the head has {raw['num_hidden_layers']} layers, 1 is supported")
     if config.sandwich_norms:
         raise PacelineError(
-            f"{files.where}: the head's layer is of model type {raw['model_type']!r}",
+            f"{files.where}: the head's layer is of model type {shown(raw['model_type'])}",
             hint="layers of llama, mistral, qwen2 and qwen3 are supported, on whatever target",
         )
     return config
@@ -244,10 +247,10 @@ def _aux_layers(files: HeadFiles, num_layers: int, chosen: Sequence[int] | None)
     speculators), one in `eagle_config` its output (SpecForge, SGLang)."""
     inputs, nested = files.config.get(_AUX_KEY), files.config.get("eagle_config") or {}
     if not isinstance(nested, Mapping):
-        raise PacelineError(f"{files.where}: config.json holds eagle_config {nested!r}, which is no object")
+        raise PacelineError(f"{files.where}: config.json holds eagle_config {shown(nested)}, which is no object")
     for listed in (inputs, nested.get(_AUX_KEY)):
         if listed is not None and not (isinstance(listed, list) and all(type(i) is int for i in listed)):
-            raise PacelineError(f"{files.where}: {_AUX_KEY} is {listed!r}, which is no list of layers")
+            raise PacelineError(f"{files.where}: {_AUX_KEY} is {shown(listed)}, which is no list of layers")
     if nested.get("use_aux_hidden_state") is False:
         raise PacelineError(f"{files.where}: use_aux_hidden_state is false: the head reads the last hidden state alone")
     if chosen is not None:

@@ -2,6 +2,7 @@
 
 from paceline.errors import PacelineError
 from paceline.models.head_files import HeadFiles
+from paceline.values import shown
 
 _PRESENCE = {True: "there", False: "missing"}
 
@@ -37,7 +38,7 @@ def _said(files: HeadFiles, flag: str) -> bool | None:
     """What config.json says of a flag; None: nothing."""
     value: object = files.config.get(flag)
     if value is not None and not isinstance(value, bool):
-        raise PacelineError(f"{files.where}: config.json says {flag} {value!r}, which is neither true nor false")
+        raise PacelineError(f"{files.where}: config.json says {flag} {shown(value)}, which is neither true nor false")
     return value
 
 

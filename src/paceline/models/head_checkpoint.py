@@ -16,6 +16,7 @@ from paceline.models.heads import DraftVocabulary, MedusaHead, MedusaHeads
 from paceline.models.origin import own_settings
 from paceline.ops.dense import PlainLinear, plain_linear
 from paceline.ops.packed import AnyLinear, PackedLinear
+from paceline.values import shown
 
 KINDS = {
     "medusa": "Medusa heads",
@@ -140,7 +141,7 @@ def opened(name: str, kind: str) -> HeadFiles:
         )
     if found != kind:
         raise PacelineError(
-            f"method {kind!r} needs {KINDS[kind]}, and {files.where} holds {KINDS[found]}",
+            f"method {shown(kind)} needs {KINDS[kind]}, and {files.where} holds {KINDS[found]}",
             hint=f'"method": "{found}"',
         )
     deeper = next((key for key in renamed if key.startswith("layers.")), None)

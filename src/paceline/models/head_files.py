@@ -12,6 +12,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.models.checkpoint import INDEX
 from paceline.models.hub import HEAD_PATTERNS, HubId
+from paceline.values import shown
 
 T = TypeVar("T")
 _SAVED = (b"PK", b"\x80")  # how files of torch.save begin: archives, and pickles before them
@@ -82,7 +83,8 @@ def _folder(name: str) -> Path:
     hub_id = None if name.startswith((".", "/", "~")) or path.exists() else HubId.parse(name)
     if hub_id is None or hub_id.file is not None:
         raise PacelineError(
-            f"no draft head {name!r}: no such folder, not a Hub id", hint="a head is a folder with config.json"
+            f"no draft head {shown(name, 200)}: no such folder, not a Hub id",
+            hint="a head is a folder with config.json",
         )
     return hub_id.fetch(HEAD_PATTERNS)
 
