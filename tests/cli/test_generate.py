@@ -458,7 +458,7 @@ BAD = [
     ([TEXT, "--method", "suffix", "--draft-model", "smollm2-135m"], "contradicts --method suffix"),
     ([TEXT, "--method", "draft_model"], "needs a draft model"),
     ([TEXT, "--method", "ngram", "--draft-model", "smollm2-135m"], "contradicts --method ngram"),
-    ([TEXT, "--method", "none", "--num-draft-tokens", "3"], "contradicts --method none"),
+    ([TEXT, "--method", "none", "--num-draft-tokens", "3"], "--num-draft-tokens 3 contradicts method none"),
     ([TEXT, "-k", "0", "--draft-model", "smollm2-135m"], "contradicts --num-draft-tokens 0"),
     ([TEXT, "--rule", "typical"], "--rule typical is lossy"),
     ([TEXT, "--raw", "--system", "x"], "--system contradicts --raw"),

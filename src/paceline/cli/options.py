@@ -48,7 +48,7 @@ SAMPLES = ("top_p", "top_k", "min_p", "seed")  # options that ask for sampling
 _UNDERSCORED = "|".join(name for name in (*HINTS, "max_context", "num_speculative_tokens") if "_" in name)
 _PLAIN = "|".join(("device", *(name for name in HINTS if "_" not in name)))
 # A word such as `stop` is a parameter's name only where a message begins with it.
-PARAMETER = re.compile(rf"(?<![\w-])(?:{_UNDERSCORED})(?!\w)|^(?:{_PLAIN})(?= )|(?<=contradicts )method\b")
+PARAMETER = re.compile(rf"(?<![\w-])(?:{_UNDERSCORED})(?!\w)|^(?:{_PLAIN})(?= )")
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
