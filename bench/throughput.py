@@ -51,7 +51,7 @@ def main() -> int:
     params = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
     arms = {"plain": RequestOptions(speculative=False), args.method: RequestOptions()}
     fresh(1).generate(texts[:1], SamplingParams(temperature=0, max_tokens=8), arms["plain"])  # warm-up
-    rows = []
+    rows, identical = [], True
     for count in args.requests:
         llm = fresh(count)
         chosen = [llm.chat_ids([{"role": "user", "content": texts[i % len(texts)]}]) for i in range(max(count, 4))]
@@ -71,9 +71,10 @@ def main() -> int:
                 flush=True,
             )
         ids = [[output.outputs[0].token_ids for output in outputs[name]] for name in arms]
+        identical &= ids[0] == ids[1]
         print(f"    outputs {'identical' if ids[0] == ids[1] else 'DIFFERENT'}")
     print(json.dumps({"provenance": provenance(), "model": args.model, "exact": model.exact, "rows": rows}))
-    return 0
+    return 0 if identical else 1
 
 
 if __name__ == "__main__":
