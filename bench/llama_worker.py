@@ -2,9 +2,12 @@
 
 Started with one JSON object of settings as its argument; then, for each line {"arm", "prompt", "tokens"} on stdin, a
 line {"ids", "first_s", "seconds", "memory"} on stdout: greedy, exactly so many tokens, seconds from the prompt on.
-Imports nothing of ours.
+Needs no package of ours.
 """
 
+import script  # noqa: F401 - Ctrl-C is one line from here on
+
+# isort: split
 import json
 import sys
 import time

@@ -4,6 +4,9 @@ Decodes a little and prints, in bytes, the most resident memory, what it was onc
 loaded, and how much of the rest is keys and values.
 """
 
+import script  # noqa: F401 - Ctrl-C is one line from here on
+
+# isort: split
 import json
 import sys
 from pathlib import Path

@@ -92,7 +92,9 @@ class Target:
     def drafter(self, case: Case, **options: Any) -> Drafter:
         """A fresh one, from the configuration that a user would write."""
         method = find(case.name)
-        values: dict[str, Any] = {"method": case.name, "num_speculative_tokens": case.budget}
+        values: dict[str, Any] = {"method": case.name}
+        if case.name != "none":  # plain decoding takes no K
+            values["num_speculative_tokens"] = case.budget
         if method.needs == "methods":
             values["methods"] = MEMBERS[case.shape]
         elif len(method.shapes) > 1:

@@ -101,7 +101,9 @@ def test_sampling_under_standard_has_the_targets_law(few: Target, exact: law.Law
     with memory.at_work():
         counted = law.tally(it, it.seeds(0, DRAWS))
     assert counted.draws == DRAWS
-    assert not law.faults(counted, exact, FALSE_ALARM, share=law.SHARE if case in DRAFTING else 0)
+    # of three tokens a tree's root has two or three as children: it is seldom refused altogether
+    share = law.SHARE if case.shape == "chain" else law.SHARE / 2
+    assert not law.faults(counted, exact, FALSE_ALARM, share=share if case in DRAFTING else 0)
 
 
 @pytest.mark.parametrize("case", CONTROLS, ids=str)

@@ -36,6 +36,7 @@ from paceline.engine.engine import RequestOptions
 from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder, EarlyRows, ForwardOutput, LayerStep, Segment
 from paceline.models.load import LoadedModel
+from paceline.ops.layer import Layer
 
 MAKERS: dict[str, Callable[[Decoder], Drafter]] = {
     "skip": lambda target: LayerSkipDrafter(target, [1], [2], 0),
@@ -189,18 +190,19 @@ class Counting:
     def __init__(self, decoder: Decoder) -> None:
         self.rows = [0] * decoder.config.num_layers
         self.decoder = decoder
-        self.attention = decoder._attention
+        self.attend = Layer.attend
 
-    def __call__(self, layer: Any, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    def __call__(self, layer: Layer, x: torch.Tensor, *rest: Any) -> torch.Tensor:
         self.rows[layer.attention.index] += len(x)
-        return self.attention(layer, x, *rest)
+        return self.attend(layer, x, *rest)
 
 
 def test_early_layers_run_once_for_every_drafted_row(monkeypatch: pytest.MonkeyPatch) -> None:
     target = mild("llama")
+    target.fused = [None] * target.config.num_layers
     drafter = EarlyExitDrafter(target, 2, 0)
     counting = Counting(target)
-    monkeypatch.setattr(target, "_attention", counting)
+    monkeypatch.setattr(Layer, "attend", lambda *given: counting(*given))
     steps = list(decode(target, PROMPT, GREEDY, drafter, 4))
     fed = len(PROMPT) - 1 + sum(1 + step.num_draft_tokens for step in steps)
     assert counting.rows == [fed, fed, fed]

@@ -25,7 +25,7 @@ class Text:
 
 def test_drafts_are_accepted_to_different_lengths() -> None:
     steps = list(decode(looping(), PROMPT, replace(GREEDY, max_tokens=80), TokenRecyclingDrafter(), 24))
-    assert {step.num_accepted_tokens for step in steps} >= {0, 1, 2}
+    assert {step.num_accepted_tokens for step in steps} >= {0, 2, 4}
 
 
 def test_no_request_knows_another() -> None:
