@@ -18,6 +18,7 @@ from paceline.engine.engine import RequestOptions
 from paceline.engine.llm import LLM
 from paceline.engine.statistics import SpeculationStatistics
 from paceline.errors import PacelineError
+from paceline.models.shipped import shipped_methods
 
 HELP = {
     "/stats": "how the last answer and the whole chat went",
@@ -183,7 +184,7 @@ class Chat:
         values: dict[str, str | int] = {"method": method}
         if len(words) > 1:
             values["num_speculative_tokens"] = draft_count(method, words[1:])
-        if find(method).needs_model:
+        if find(method).needs_model and not (self._draft_model is None and method in shipped_methods()):
             if self._draft_model is None:
                 raise PacelineError(
                     f"method {method} needs {needed_model(method)}", hint="begin with paceline chat --draft-model NAME"

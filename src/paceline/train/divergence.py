@@ -18,7 +18,7 @@ def forward_kl(draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 class _ForwardKL(torch.autograd.Function):
-    """The default, over the widest matrices of a step: its gradient q − p is at hand, and saves as many passes again."""
+    """The default, over the widest matrices of a step. Its gradient q − p is at hand, which saves as many passes."""
 
     @staticmethod
     def forward(ctx, draft, target):  # type: ignore[no-untyped-def]

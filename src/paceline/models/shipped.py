@@ -1,0 +1,40 @@
+"""Heads that come with the package, each for one target and in any precision of it: `heads/<model>/<method>/`.
+
+Which target a head is for is what its folder says of it; the folders' names are for people.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # a command line that only reads its arguments does without torch
+    from paceline.models.load import LoadedModel
+
+FOLDER = Path(__file__).parents[1] / "heads"
+
+
+def shipped_methods() -> frozenset[str]:
+    """Methods that there is a head for, whosever it is. Reads names alone."""
+    return frozenset(path.parent.name for path in FOLDER.glob("*/*/config.json"))
+
+
+def shipped_heads(target: "LoadedModel") -> Mapping[str, str]:
+    """The folder of each method's head for this very target; none for any other."""
+    from paceline.models.head_search import find_heads
+    from paceline.models.origin import Origin, written_origin
+
+    of_its_shape = [head for head in find_heads(sorted(FOLDER.glob("*")), target.config) if head.misfit is None]
+    if not of_its_shape:
+        return {}
+    own = Origin.of(target)
+    origins = ((head, written_origin(str(head.path))) for head in of_its_shape)
+    return {
+        head.kind: str(head.path)
+        for head, origin in origins
+        if origin is not None and (origin.weights, origin.tokenizer) == (own.weights, own.tokenizer)
+    }
+
+
+def shipped_head(method: str, target: "LoadedModel") -> str | None:
+    """The folder of the method's head for this target, if the package has one."""
+    return shipped_heads(target).get(method) if method in shipped_methods() else None
