@@ -76,7 +76,7 @@ def _eagle3(args: argparse.Namespace, material: Material) -> Made:
     target = material.model.decoder
     aux = settings.aux_layers or default_aux_layers(target.config.num_layers)
     some = next(batches(material.training, args.batch_tokens, args.seed))
-    scales = usual_sizes(OnlineFeatures(target, aux)(some))
+    scales = usual_sizes(OnlineFeatures(target, (*aux, -1))(some))
     return Made(Eagle3Recipe(target, material.origin, vocabulary, settings, args.seed, scales), facts)
 
 

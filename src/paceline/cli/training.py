@@ -72,6 +72,7 @@ def _settings(args: argparse.Namespace, training: list[Sample]) -> Settings:
         warmup=args.warmup,
         clip=args.clip,
         weight_decay=args.weight_decay,
+        optimizer=args.optimizer,
         batch_tokens=args.batch_tokens,
         accumulate=args.accumulate,
         seed=args.seed,
