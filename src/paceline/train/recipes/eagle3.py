@@ -24,6 +24,7 @@ from paceline.train.feature_head import guess, learn
 from paceline.train.head_format import layer_description, write_head
 from paceline.train.layer import initial_layer, trained_layer
 from paceline.train.recipe import (
+    UNSURE,
     Initial,
     Outcome,
     Parameters,
@@ -93,8 +94,7 @@ class Eagle3Recipe:
         tensors["fc.weight"][:, -size:] += torch.eye(size, dtype=draw.dtype, device=draw.device)
         tensors |= initial_layer(draw, self.layer_config, 2 * size, LAYER)
         tensors |= {f"{LAYER}{name}.weight": draw.ones(size) for name in ("hidden_norm", "input_layernorm")}
-        # small: what is certain and wrong at first takes long to unlearn
-        tensors["norm.weight"] = draw.copy(0.2 * read * self.target.norm.sign())
+        tensors["norm.weight"] = draw.copy(UNSURE * read * self.target.norm.sign())
         if self.settings.fuse_norms:
             tensors |= {f"fc_norm.{i}.weight": draw.ones(size) for i in range(count)}
         return tensors
