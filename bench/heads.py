@@ -31,9 +31,12 @@ class Plan:
     """How much of everything: options of `paceline data generate`, of every `paceline train`, and of each method's."""
 
     data: tuple[str, ...] = ("--self-prompt", "2500", "--temperature", "0", "1", "--batch", "32")
-    training: tuple[str, ...] = ("--bf16", "--hold-aside", "24", "--save-every", "50")
+    training: tuple[str, ...] = (
+        *("--bf16", "--optimizer", "muon", "--lr", "5e-3", "--batch-tokens", "1024"),
+        *("--hold-aside", "24", "--save-every", "50"),
+    )
     heads: tuple[tuple[str, ...], ...] = (
-        ("eagle3", "--epochs", "4", "--lr", "6e-4", "--ttt-steps", "4"),
+        ("eagle3", "--epochs", "4", "--ttt-steps", "4"),
         ("medusa", "--epochs", "2", "--num-blocks", "2"),
         ("early_exit", "--epochs", "1"),
     )

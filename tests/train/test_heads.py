@@ -52,17 +52,14 @@ def test_a_second_run_has_nothing_to_do(
     kept = {path: path.read_bytes() for path in (made / "work").glob("*/model.safetensors")}
     lines = (made / "work/data.jsonl").read_text()
     steps = {path: path.read_text() for path in (made / "work").glob("*/log.jsonl")}
-    heads.make(("--model", str(tiny_llama_dir)), "tiny", made / "work", made / "again", heads.Plan(data, *_rest(PLAN)))
+    plan = heads.Plan(data, PLAN.training, PLAN.heads)
+    heads.make(("--model", str(tiny_llama_dir)), "tiny", made / "work", made / "again", plan)
     assert len(kept) == 3 and all(path.read_bytes() == held for path, held in kept.items())
     assert (made / "work/data.jsonl").read_text() == lines
     assert all(path.read_text() == text for path, text in steps.items())
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines() if line.startswith('{"head"')]
     assert [one["head"] for one in told] == ["tiny/eagle3", "tiny/medusa", "tiny/early_exit"]
     assert all(one["decoded_acceptance_length"] >= 1 for one in told)
-
-
-def _rest(plan: heads.Plan) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    return plan.training, plan.heads
 
 
 def test_a_head_that_is_too_large_is_not_shipped(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
