@@ -10,9 +10,12 @@ import torch
 from train.making import target_of
 
 from paceline.cli.main import main
+from paceline.core.params import SamplingParams
 from paceline.drafters.auto import AutoDrafter
 from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
+from paceline.engine.llm import LLM
+from paceline.engine.request import RequestOptions
 from paceline.models import shipped
 from paceline.models.shipped import shipped_head, shipped_heads, shipped_methods
 
@@ -82,7 +85,24 @@ def test_they_are_found_for_their_target_in_any_precision(package: Path, tiny_ll
     assert isinstance(drafter, AutoDrafter) and list(drafter.by_name) == ["suffix", "ngram", "eagle3"]
 
 
-def test_another_target_of_the_same_shape_has_none(package: Path, tiny_llama_dir: Path, tmp_path: Path) -> None:
+def test_they_are_listed_and_taken_by_requests(
+    package: Path, tiny_llama_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["methods", str(tiny_llama_dir), "--json"]) == 0
+    listed = {method["name"]: method for method in json.loads(capsys.readouterr().out)["methods"]}
+    assert listed["eagle3"]["heads"] == [str(package / "tiny/eagle3")] and listed["medusa"]["ready"]
+    llm = LLM(target_of(tiny_llama_dir), "none")
+    params = SamplingParams(temperature=0, max_tokens=8)
+    plain, drafted = (
+        llm.generate({"prompt_token_ids": [1, 2, 3]}, params, RequestOptions(method=method))[0].outputs[0]
+        for method in ("none", "eagle3")
+    )
+    assert plain.token_ids == drafted.token_ids and drafted.speculation.num_draft_tokens > 0
+
+
+def test_another_target_of_the_same_shape_has_none(
+    package: Path, tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from safetensors.torch import load_file, save_file
 
     other = tmp_path / "other"
@@ -91,6 +111,9 @@ def test_another_target_of_the_same_shape_has_none(package: Path, tiny_llama_dir
     tensors = load_file(file)
     tensors["model.norm.weight"] = tensors["model.norm.weight"] + torch.ones(1, dtype=torch.float32)
     save_file(tensors, file, metadata={"format": "pt"})
+    assert main(["methods", str(other), "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["methods"]
+    assert not any(str(package) in json.dumps(method) for method in listed)
     target = target_of(other)
     assert shipped_heads(target) == {} and shipped_head("eagle3", target) is None
     drafter = create_drafter(SpeculativeConfig(method="auto"), target)

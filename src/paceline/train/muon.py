@@ -32,10 +32,12 @@ class Muon(torch.optim.Optimizer):
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
     """The matrix with its singular values brought near 1; zero stays zero."""
-    x = matrix.T if matrix.shape[0] > matrix.shape[1] else matrix
-    x = (x / x.norm().clamp(min=1e-20)).to(torch.bfloat16)
+    tall = matrix.shape[0] > matrix.shape[1]
+    x = (matrix / matrix.norm().clamp(min=1e-20)).to(torch.bfloat16)
+    x = x.T if tall else x
     a, b, c = _QUINTIC
     for _ in range(_ROUNDS):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.T if matrix.shape[0] > matrix.shape[1] else x).to(matrix.dtype)
+    made: torch.Tensor = x.T if tall else x
+    return made.to(matrix.dtype)
