@@ -37,7 +37,7 @@ class Plan:
     )
     heads: tuple[tuple[str, ...], ...] = (
         ("eagle3", "--epochs", "4", "--ttt-steps", "4"),
-        ("medusa", "--epochs", "2", "--num-blocks", "2"),
+        ("medusa", "--epochs", "2", "--num-blocks", "2", "--lr", "1e-2"),
         ("early_exit", "--epochs", "1"),
     )
 
