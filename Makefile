@@ -50,7 +50,8 @@ sanitize: $(VENV)/.stamp-dev
 	$(SANITIZED) $(BIN)/python -m paceline.ops.native.build \
 		-g -fsanitize=address,undefined -fno-sanitize-recover=undefined
 	$(SANITIZED) LD_PRELOAD="$$($${CXX:-c++} -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 \
-		$(BIN)/python -m pytest -q tests/ops/test_packed.py tests/ops/test_fused.py $(PYTEST_ARGS)
+		$(BIN)/python -m pytest -q tests/ops/test_packed.py tests/ops/test_dense.py tests/ops/test_fused.py \
+		tests/ops/test_fused_layer.py $(PYTEST_ARGS)
 
 test: $(VENV)/.stamp-dev
 	$(PYTEST) $(PYTEST_ARGS)

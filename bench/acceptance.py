@@ -8,9 +8,12 @@ K tokens. layer_skip: the default sublayers, and the best found by
     paceline tune layer-skip --prompts bench/tuning_prompts.txt --log bench/results/layer_skip_search-MODEL.jsonl \\
         --num-draft-tokens 4
 
-on other prompts than those here. copying: texts to copy or edit; ngram must save half of the target's passes.
-repeating: the answers to chat prompts and templates, apart by whether they repeat themselves, which is if half of
-their 4-grams stood in them before; on those, lookahead must save a quarter of the passes.
+on other prompts than those here; without its log the table is not complete, which is a failure. copying: prompts that
+ask for a text again, as it is or edited; over all of them ngram must save half of the target's passes. A small model
+often writes something else instead: so prompts that are really copied from (half of the answer's 4-grams stand in the
+prompt) are counted apart as well, from the others. repeating: the answers to chat prompts and templates, apart by
+whether they repeat themselves, which is if half of their 4-grams stood in them before; on those, lookahead must save a
+quarter of the passes.
 
 All prompts of a set run in one batch, which changes no count (but suffix then has no earlier answers to draft from).
 Draft share: of the CPU time, not of the time on the clock, of those steps of the batch that only decode. Cells are
@@ -62,8 +65,10 @@ def main() -> int:
     name = Path(args.model).name
     search = args.search or RESULTS / f"layer_skip_search-{name}.jsonl"
     tuned = best_skips(search)
+    missing = []
     if tuned is None and "layer_skip" in args.table:
-        print(f"the best set of sublayers is left out: there is no {search}", file=sys.stderr)
+        missing = [f"layer_skip's best set of sublayers is left out: no trial is in {search}"]
+        print(*missing, file=sys.stderr)
     chosen = {name: arms for name, arms in tables(model.config.num_layers, tuned).items() if name in args.table}
     log = args.log or RESULTS / f"acceptance-{name}-{args.dtype}.jsonl"
     code = f"{fingerprint(code_files())} {args.tokens} {args.first}"
@@ -76,11 +81,12 @@ def main() -> int:
         "exact": model.exact,
         "tokens": args.tokens,
         "plain": {own: asdict(cells[key(own, PLAIN)])["answers"] for own in prompts if key(own, PLAIN) in cells},
+        "missing": missing,
         "tables": report(chosen, cells),
     }
     if args.result:
         args.result.write_text(json.dumps(result, indent=1) + "\n")
-    good = verdict(result["tables"])
+    good = verdict(result["tables"], missing)
     print(json.dumps(result))
     return 0 if good else 1
 

@@ -21,7 +21,7 @@ NGRAM = 4
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one prompt's answer took. digest: of its token ids; repeats: `repetition` of them."""
+    """What one prompt's answer took. digest: of its token ids; repeats, copied: `repetition` and `copying` of them."""
 
     tokens: int
     passes: int
@@ -29,6 +29,7 @@ class Answer:
     accepted: int
     digest: str
     repeats: float
+    copied: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,13 @@ def repetition(tokens: Sequence[int], n: int = NGRAM) -> float:
     """Of a text's n-grams, the share that stood in it before; 0 for a text of fewer tokens."""
     ngrams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1 - len(set(ngrams)) / len(ngrams) if ngrams else 0.0
+
+
+def copying(prompt: Sequence[int], tokens: Sequence[int], n: int = NGRAM) -> float:
+    """Of an answer's n-grams, the share that stands in its prompt; 0 for an answer of fewer tokens."""
+    there = {tuple(prompt[i : i + n]) for i in range(len(prompt) - n + 1)}
+    ngrams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+    return sum(ngram in there for ngram in ngrams) / len(ngrams) if ngrams else 0.0
 
 
 def measure(
@@ -86,11 +94,11 @@ def measure(
         done |= {update.request_id: update.output for update in updates if update.output is not None}
     if engine.speculation.faults:
         raise RuntimeError(f"{config} failed on {engine.speculation.faults.total()} requests: see the log above")
-    answers = tuple(_answer(done[number]) for number in numbers)
+    answers = tuple(_answer(prompt, done[number]) for prompt, number in zip(prompts, numbers, strict=True))
     return Cell(name, dict(config), k, answers, seconds, draft_seconds)
 
 
-def _answer(output: RequestOutput) -> Answer:
+def _answer(prompt: Sequence[int], output: RequestOutput) -> Answer:
     (choice,) = output.outputs
     counts = choice.speculation
     return Answer(
@@ -100,4 +108,5 @@ def _answer(output: RequestOutput) -> Answer:
         accepted=counts.num_accepted_tokens,
         digest=hashlib.sha256(repr(list(choice.token_ids)).encode()).hexdigest()[:16],
         repeats=repetition(choice.token_ids),
+        copied=copying(prompt, choice.token_ids),
     )

@@ -24,7 +24,7 @@ from paceline.ops.native import library
 from paceline.ops.packed import BF16, TYPES, PackedLinear, pack
 
 SHAPES = ((17920, 1536), (1536, 8960))  # gate and up, and down, of Qwen2.5-1.5B
-ROWS = (1, 4, 16, 32)
+ROWS = (1, 2, 4, 6, 8, 16, 32)
 
 
 def matrices(type_id: int, out: int, inner: int, count: int, level: str) -> list[PackedLinear]:
@@ -77,10 +77,13 @@ def main() -> None:
                 words = [linear.packed[: size // 8 * 8].view(torch.int64) for linear in held]
                 read = median_ms([w.sum for w in words], args.repeats)
                 print(f"{name:5} {level:8} {out} x {inner}, plain read {read:.2f} ms, {size / read / 1e6:.1f} GB/s")
+                first = None
                 for rows in args.rows:
                     x = torch.randn(rows, inner).bfloat16()
                     took = median_ms([partial(linear, x) for linear in held], args.repeats)
-                    print(f"  {rows:3} rows: {took:.3f} ms, {size / took / 1e6:.1f} GB/s", flush=True)
+                    first = first or took
+                    ratio = f"{took / first:.2f} × {args.rows[0]} row{'s' * (args.rows[0] > 1)}"
+                    print(f"  {rows:3} rows: {took:.3f} ms, {size / took / 1e6:.1f} GB/s, {ratio}", flush=True)
 
 
 if __name__ == "__main__":

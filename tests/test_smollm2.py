@@ -24,7 +24,13 @@ pytestmark = pytest.mark.model
 
 @pytest.fixture(scope="module")
 def bf16(smollm2_gguf: Path) -> LoadedModel:
-    return load_model("smollm2-135m")
+    return load_model("smollm2-135m", dtype="bf16")
+
+
+@pytest.fixture(scope="module", params=["bf16", "auto"])
+def target(smollm2_gguf: Path, request: pytest.FixtureRequest) -> LoadedModel:
+    """In bf16, and as it comes: its matrices as the file holds them, where there are operators for that."""
+    return load_model("smollm2-135m", dtype=request.param)
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +76,17 @@ def test_fp32_logits_and_greedy_ids_equal_transformers(reference: torch.nn.Modul
     assert [token for step in steps for token in step.token_ids] == ids[0, len(prompt) :].tolist()
 
 
-def test_it_is_exact_bit_for_bit(bf16: LoadedModel) -> None:
-    assert bf16.exact == "bitwise"
+def test_it_is_exact_bit_for_bit(target: LoadedModel) -> None:
+    assert target.exact == "bitwise"
 
 
-def test_the_reduced_identity_matrix(bf16: LoadedModel) -> None:
+def test_the_reduced_identity_matrix(target: LoadedModel) -> None:
     """`make verify-matrix` runs the whole of it. Acceptances and rejections occur at the first positions here."""
-    prompts = [chat(bf16, text) for text in (LONG[2][-150:], SHORT[5])]
+    prompts = [chat(target, text) for text in (LONG[2][-150:], SHORT[5])]
     assert len(prompts[0]) > 64  # the matrix itself has prompts above 700
-    draft = bf16.decoder.first_layers(10)
+    draft = target.decoder.first_layers(10)
     drafters = {"ngram": NgramDrafter, "draft_model": lambda: DraftModelDrafter(draft)}
-    cells = list(run_matrix(bf16.decoder, prompts, drafters, [1, 5], 16, set()))
+    cells = list(run_matrix(target.decoder, prompts, drafters, [1, 5], 16, set()))
     assert len(cells) == len(prompts) * len(PARAMS) * 4
     assert [cell for cell in cells if not cell.identical] == []
     assert not [line for line in uncovered_positions(cells) if "K 1" in line]

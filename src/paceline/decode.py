@@ -12,9 +12,9 @@ from paceline.core.params import SamplingParams
 from paceline.core.path import PathSampler, TargetWeights, rows_after
 from paceline.core.proposal import Proposal, check_proposal
 from paceline.core.rng import CounterNoise, GeneratorDraws, Randomness, draw_seed
-from paceline.core.stopping import cut, token_limit
+from paceline.core.stopping import check_end_tokens, cut, token_limit
 from paceline.core.verify import Coupled, Rule
-from paceline.drafters.base import Drafter, check_needs, check_rule, features, verification_segment
+from paceline.drafters.base import Drafter, check_needs, check_rule, draft_budget, features, verification_segment
 from paceline.errors import PacelineError
 from paceline.models.cache import SequenceCache
 from paceline.models.decoder import Decoder, Segment
@@ -81,9 +81,9 @@ def decode(
     check_rule(rule, drafter)
     check_needs(drafter, target.config.num_layers)
     limit = token_limit(len(prompt_ids), params, max_context or target.config.max_context)
-    num_draft_tokens = min(num_draft_tokens, limit)
     seed = params.seed if params.seed is not None else draw_seed()
     eos = target.config.eos_token_ids if eos_token_ids is None else eos_token_ids
+    check_end_tokens(eos, target.config.vocab_size)
     stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(eos))
     sampler = PathSampler.start(params, prompt_ids, target.config.vocab_size, CounterNoise(seed), eos, constraint)
     cache = target.new_pool(len(prompt_ids) + limit + num_draft_tokens).new_sequence()
@@ -103,9 +103,9 @@ def decode(
 
         finish_reason = None
         while finish_reason is None:
-            # 2. Draft. The last token of all is never worth drafting: the target's own pass yields it.
+            # 2. Draft, unless the next token is the last: that one the target's own pass yields.
             left = limit - sampler.position
-            budget = min(num_draft_tokens, left - 1)
+            budget = draft_budget(drafter, num_draft_tokens, left)
             proposal = drafter.propose([sequence], [budget])[0] if budget > 0 else Proposal.empty()
             check_proposal(proposal, budget, target.config.vocab_size)
             # 3. One target pass over the last committed token and the drafted ones.

@@ -9,9 +9,22 @@ from typing import Any
 
 import acceptance
 import pytest
-from acceptance_cells import Answer, Cell, measure, repetition
+from acceptance_cells import Answer, Cell, copying, measure, repetition
 from acceptance_prompts import CHAT, COPYING, TEMPLATES
-from acceptance_tables import PLAIN, Arm, best_skips, key, repeating_rows, row, table_rows, tables, verdict
+from acceptance_tables import (
+    PLAIN,
+    Arm,
+    best_skips,
+    copies,
+    key,
+    parted_rows,
+    repeats,
+    report,
+    row,
+    table_rows,
+    tables,
+    verdict,
+)
 
 from paceline.cli.layer_skip_search import Skips, Trial
 from paceline.core.params import SamplingParams
@@ -34,6 +47,11 @@ from paceline.models.load import LoadedModel, load_model
 )
 def test_repetition_by_hand(tokens: list[int], expected: float) -> None:
     assert repetition(tokens) == pytest.approx(expected)
+
+
+def test_copying_by_hand() -> None:
+    assert copying([1, 2, 3, 4, 5], [9, 1, 2, 3, 4, 5]) == pytest.approx(2 / 3)
+    assert copying([1, 2, 3, 4, 5], [5, 4, 3, 2, 1]) == copying([1, 2, 3], [1, 2, 3]) == 0
 
 
 def test_there_are_prompts_enough_and_none_twice() -> None:
@@ -81,8 +99,8 @@ def test_a_failing_drafter_is_no_result(model: LoadedModel, monkeypatch: pytest.
 # Tables
 
 
-def answer(passes: int, repeats: float = 0.0, digest: str = "d") -> Answer:
-    return Answer(tokens=12, passes=passes, drafted=4 * passes, accepted=12 - passes, digest=digest, repeats=repeats)
+def answer(passes: int, repeats: float = 0.0, digest: str = "d", copied: float = 0.0) -> Answer:
+    return Answer(12, passes, 4 * passes, 12 - passes, digest, repeats, copied)
 
 
 def cell(name: str, config: dict[str, Any], *answers: Answer) -> Cell:
@@ -115,11 +133,34 @@ def test_answers_that_repeat_themselves_are_told_from_the_others() -> None:
         key("chat", arm.config): cell("chat", arm.config, answer(4), answer(11)),
         key("templates", arm.config): cell("templates", arm.config, answer(2)),
     }
-    groups = repeating_rows([arm], cells)
+    groups = parted_rows([arm], cells, "repeating", "others", repeats)
     assert [(line["prompts"], line["passes"]) for line in groups["repeating"] + groups["others"]] == [(2, 6), (1, 11)]
     del cells[key("templates", arm.config)]
-    assert repeating_rows([arm], cells) == {"repeating": [], "others": []}
+    assert parted_rows([arm], cells, "repeating", "others", repeats) == {"repeating": [], "others": []}
     assert table_rows([arm], cells) == []
+
+
+def test_prompts_that_are_copied_from_are_told_from_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    """By plain decoding's own output, beside the table of all."""
+    arm = Arm("ngram", {"method": "ngram"}, ("copying",))
+    cells = {
+        key("copying", PLAIN): cell("copying", PLAIN, answer(12, copied=0.5), answer(12, copied=0.49)),
+        key("copying", arm.config): cell("copying", arm.config, answer(3), answer(9)),
+    }
+    results = report({"copying": [arm]}, cells)
+    assert {name: [line["of_plain"] for line in rows] for name, rows in results.items()} == {
+        "copying": [0.5],
+        "copied": [0.25],
+        "not_copied": [0.75],
+    }
+    out = capsys.readouterr().out
+    assert "really copied from (half of the answer's 4-grams stand in the prompt): 1 prompts" in out
+    assert copies(answer(1, copied=1.0)) and not copies(answer(1))
+
+
+def test_what_is_missing_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
+    assert not verdict({"layer_skip": []}, ["the best set is left out"])
+    assert "NOT COMPLETE: the best set is left out" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -153,8 +194,12 @@ def test_there_is_an_exit_after_every_layer() -> None:
 def test_the_best_set_of_a_search(tmp_path: Path) -> None:
     log = tmp_path / "search.jsonl"
     assert best_skips(log) is None
+    log.write_text('{"model": "m"}\n')
+    assert best_skips(log) is None
     trials = [Trial(Skips((1,), ()), 10.0, 2.0), Trial(Skips((1, 2), (0,)), 12.0, 1.5), Trial(Skips((), ()), 9.0, 4.0)]
-    log.write_text("".join(f"{line}\n" for line in ['{"model": "m"}', *(trial.line() for trial in trials)]))
+    log.write_text(
+        "".join(f"{line}\n" for line in ['{"model": "m"}', *(json.dumps(asdict(trial)) for trial in trials)])
+    )
     assert best_skips(log) == {"skip_attention_layers": [1, 2], "skip_mlp_layers": [0]}
 
 
@@ -194,22 +239,23 @@ def test_a_run_takes_up_what_the_same_code_wrote(
 
 
 def test_the_script(tiny_llama_dir: Path, tmp_path: Path) -> None:
-    """On a tiny model: the last line is the result, and the outputs are plain decoding's."""
+    """On a tiny model: the last line is the result, the outputs are plain decoding's, and what is left out is said."""
     result = subprocess.run(
         [
             *(sys.executable, acceptance.__file__, "--model", str(tiny_llama_dir), "--dtype", "fp32"),
             *("--table", "early_exit", "layer_skip", "--first", "2", "--tokens", "6"),
-            *("--log", str(tmp_path / "log"), "--result", str(tmp_path / "result")),
+            *("--log", str(tmp_path / "log"), "--result", str(tmp_path / "result"), "--search", str(tmp_path / "none")),
         ],
         capture_output=True,
         text=True,
     )
-    assert result.returncode == 0, result.stderr
+    assert result.returncode == 1 and "Traceback" not in result.stderr, result.stderr
+    assert "NOT COMPLETE: layer_skip's best set" in result.stdout
     found = json.loads(result.stdout.splitlines()[-1])
     assert found == json.loads((tmp_path / "result").read_text())
     assert [line["arm"] for line in found["tables"]["early_exit"]] == ["exit 1", "exit 2"]
     assert all(line["identical"] for line in found["tables"]["early_exit"])
-    assert "left out: there is no" in result.stderr
+    assert "left out: no trial is in" in result.stderr
 
 
 def test_another_answer_is_not_overlooked(model: LoadedModel) -> None:

@@ -133,6 +133,9 @@ def test_every_command_adds_its_own_parser(name: str) -> None:
         (["generate", "hi", "--xyzzy"], "unknown option --xyzzy", "--help"),
         (["generate", "hi", "there"], "unknown argument there", "--help"),
         (["generate", "hi", "--top-p", "x"], "argument --top-p: invalid float value: 'x'", "--help"),
+        (["generate", "hi", "-n", "9" * 5000], "argument --max-tokens/-n: invalid int value: '999", "--help"),
+        (["generate", "hi", "9" * 5000], "unknown argument 999", "--help"),
+        (["g" * 5000], "unknown command 'ggg", "the commands are"),
         (["generate", "--stop"], "argument --stop: expected one argument", "--help"),
         (["--verbose"], "COMMAND", "--help"),
         (["--json", "generate", "hi"], "option --json stands before the command", "`paceline generate --json …`"),
@@ -147,7 +150,7 @@ def test_a_usage_error_is_one_line_and_a_hint(
     assert stop.value.code == 2
     output = capsys.readouterr()
     first, second = output.err.splitlines()
-    assert first.startswith("error: ") and error in first
+    assert first.startswith("error: ") and error in first and len(first) < 600
     assert second.startswith("hint: ") and hint in second
     assert output.out == ""
 

@@ -86,6 +86,34 @@ def test_what_a_model_has(
         assert words in out
 
 
+def test_what_loading_refuses_is_not_called_ready(
+    tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its config or its shapes give away, loading says it in the same words."""
+    model = AutoModelForCausalLM.from_pretrained(tiny_llama_dir)
+    embed, output = (m.weight.detach() for m in (model.get_input_embeddings(), model.get_output_embeddings()))
+    unnamed, short = head_files.eagle3_speculators(embed, layers=(0, 1, 2)), head_files.medusa(output[:-3], "original")
+    unnamed.tensors = {name: tensor for name, tensor in unnamed.tensors.items() if name not in ("d2t", "t2d")}
+    foreign, odd = head_files.eagle(embed, output), head_files.eagle(embed, output)
+    foreign.config = {"speculators_model_type": "eagle", "transformer_layer_config": foreign.config}
+    odd.config = {**odd.config, "num_attention_heads": 5}
+    target = load_model(str(tiny_llama_dir), dtype="fp32")
+    for number, (method, head, words) in enumerate(
+        (
+            ("eagle3", unnamed, "there is no d2t"),
+            ("eagle", foreign, "config.json does not describe the head's layer"),
+            ("eagle", odd, "no multiple of its 5 attention heads"),
+            ("medusa", short, "there is no token_map"),
+        )
+    ):
+        folder = head.write(tmp_path / str(number))
+        found = listed(capsys, str(tiny_llama_dir), "--heads", str(folder))[method]
+        assert not found["ready"] and words in found["misfits"][0]["why"], found
+        with pytest.raises(PacelineError) as error:
+            create_drafter(SpeculativeConfig(method, model=str(folder)), target)
+        assert found["misfits"][0]["why"] in str(error.value)
+
+
 def test_another_vocabulary_does_not_fit(
     tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,18 +2,28 @@
 
 import json
 import os
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from drafters import head_files
 
-from paceline.cli.layer_skip_search import Log, Skips, Trial, Workload, read_prompts, search
+from paceline.cli.layer_skip_search import Skips, Trial, Workload, search
 from paceline.cli.main import main
+from paceline.cli.tree_tuning import acceptance, expected
+from paceline.cli.tree_tuning import measure as measure_tree
+from paceline.cli.tuning import Log, read_prompts
 from paceline.core.params import SamplingParams
+from paceline.core.tree_shapes import StaticTree
 from paceline.decode import decode
+from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.layer_skip import default_skips
 from paceline.drafters.none import NoDrafter
 from paceline.errors import PacelineError
+from paceline.models.decoder import Segment
+from paceline.models.head_checkpoint import load_medusa
 from paceline.models.load import load_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=9)
@@ -56,20 +66,20 @@ def test_a_lucky_measurement_must_win_twice() -> None:
 
 def test_the_log_is_read_again_even_with_a_line_cut_off(tmp_path: Path) -> None:
     path, about = tmp_path / "log", {"model": "m", "max_tokens": 4}
-    log = Log(path, about)
+    log = Log(path, about, Trial.parse)
     for trial in (measure(BEST), measure(Skips((), (2,)))):
         log.keep(trial)
     with path.open("a") as file:
         file.write('{"skips": {"att')
-    again = Log(path, about)
+    again = Log(path, about, Trial.parse)
     assert again.trials == log.trials
     again.keep(measure(BEST))
-    assert len(Log(path, about).trials) == 3
+    assert len(Log(path, about, Trial.parse).trials) == 3
     with pytest.raises(PacelineError, match="another search: max_tokens is 4 there and 8 here"):
-        Log(path, {**about, "max_tokens": 8})
+        Log(path, {**about, "max_tokens": 8}, Trial.parse)
     path.write_text("no json\n")
     with pytest.raises(PacelineError, match="no log of this search"):
-        Log(path, about)
+        Log(path, about, Trial.parse)
 
 
 @pytest.mark.parametrize("text", ["no json", "first\nlast without an end", '{"model": "other"}\n{"cut', "\xff"])
@@ -77,7 +87,7 @@ def test_what_is_no_log_of_the_search_is_left_as_it_is(text: str, tmp_path: Path
     path = tmp_path / "log"
     path.write_bytes(text.encode("latin-1"))
     with pytest.raises(PacelineError):
-        Log(path, {"model": "m"})
+        Log(path, {"model": "m"}, Trial.parse)
     assert path.read_bytes() == text.encode("latin-1")
 
 
@@ -135,3 +145,64 @@ def test_the_command(tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.Captur
     assert main([*command, "3", "--cpu-time"]) == 1
     assert "clock is wall there and cpu here" in capsys.readouterr().err
     assert os.listdir(tmp_path)  # nothing else is touched
+
+
+def test_acceptance_by_hand() -> None:
+    """A level counts where the one above it was right; a chain of the same nodes is worth less."""
+    rows = acceptance([(0, 1, -1), (1, 0), (-1,), (0, -1)], 4, 2)
+    assert rows == [[0.5, 0.25], [1 / 3, 1 / 3], [0.0, 0.0]]
+    assert expected(rows, StaticTree(((0,), (1,), (0, 1)))) == pytest.approx(1 + 0.5 + 0.25 + 0.5 / 3)
+
+
+def test_ranks_are_those_of_the_heads_own_logits(tiny_llama_dir: Path, tmp_path: Path) -> None:
+    """Along the answer, at each depth: Medusa's heads see the last hidden state alone, so this is done by hand."""
+    model = load_model(str(tiny_llama_dir), dtype="fp64")
+    head_files.medusa(model.decoder.head.weight, "original").write(tmp_path / "head")  # type: ignore[union-attr]
+    drafter = create_drafter(
+        SpeculativeConfig("medusa", 2, model=str(tmp_path / "head"), speculative_token_tree="chain"), model
+    )
+    prompt, args = [3, 1, 4, 1, 5], Namespace(max_tokens=8, depth=2, width=300)
+    found = measure_tree(model.decoder, drafter, 0, prompt, args)
+    text = [*prompt, *(t for s in decode(model.decoder, prompt, replace(GREEDY, max_tokens=8), NoDrafter(), 0)
+                       for t in s.token_ids)]  # fmt: skip
+    cache = model.decoder.new_pool(len(text)).new_sequence()
+    states = model.decoder.final_hidden(model.decoder.forward([Segment(cache, text)]).hidden)
+    heads = load_medusa(str(tmp_path / "head"), model.decoder)
+    at, expected_ranks = len(prompt) - 1, []
+    while at + 2 < len(text):
+        own = []
+        for depth in range(min(2, len(text) - at - 2)):
+            order = heads.logits(depth, states[at - 1][None])[0].argsort(descending=True).tolist()
+            own.append(order.index(text[at + 1 + depth]))
+        expected_ranks.append(tuple(own))
+        at += len(own) + 1
+    assert found.ranks == tuple(expected_ranks) and len(expected_ranks) > 1
+
+
+def test_the_tree_command(tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it prints is a configuration; an interrupted run goes on with the prompts that are left."""
+    model = load_model(str(tiny_llama_dir), dtype="fp32")
+    head = head_files.medusa(model.decoder.head.weight, "original").write(tmp_path / "head")  # type: ignore[union-attr]
+    (tmp_path / "prompts").write_text("hello there\nwhat now\nand then\n")
+    command = ["tune", "tree", "--model", str(tiny_llama_dir), "--prompts", str(tmp_path / "prompts"), "-n", "12"]
+    command += ["--log", str(tmp_path / "log"), "--method", "medusa", "--head", str(head), "--depth", "2", "-k", "7"]
+    command += ["--width", "200"]
+    assert main(command) == 0
+    whole = capsys.readouterr()
+    values = json.loads(whole.out)
+    assert values["num_speculative_tokens"] == len(values["speculative_token_tree"]) == 7
+    assert "depth 1: accepted by rank" in whole.err and "tokens a pass expected" in whole.err
+    config = SpeculativeConfig.from_dict(values)
+    create_drafter(config, model)
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len(lines) == 4
+    (tmp_path / "log").write_text("\n".join(lines[:2]) + "\n" + lines[2][:9])
+    assert main(command) == 0
+    again = capsys.readouterr()
+    assert again.out == whole.out and "prompt 1 of 3" not in again.err and "prompt 2 of 3" in again.err
+    assert (tmp_path / "log").read_text().splitlines() == lines
+    assert main([*command, "-k", "129"]) == 1
+    assert "--num-draft-tokens is 129" in capsys.readouterr().err
+    command[command.index("medusa")] = "lookahead"
+    assert main(command) == 1
+    assert "--method lookahead drafts no tree of a given shape" in capsys.readouterr().err

@@ -59,11 +59,6 @@ UNDECLARED = [Case(name, shape) for name in names() for shape in RULES if shape 
 every_case = pytest.mark.parametrize("case", CASES, ids=str)
 every_drafting_case = pytest.mark.parametrize("case", DRAFTING, ids=str)
 
-# Its window runs along in the target's passes, so what it drafts depends on how many there were.
-DRAFTS_BY_PASSES = {"lookahead"}
-# The target's cache and the text are all that they know.
-STATELESS = {"layer_skip", "early_exit"}
-
 
 # What a method is configured with
 

@@ -1,14 +1,19 @@
 """Methods of other packages: the example of `docs/add-a-drafter.md`, as its reader would install it, and bad ones."""
 
+import inspect
 import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import tiny
+from drafters import test_contract, test_contract_law, test_contract_state
+from drafters.contract import Case, Target, llama
+from drafters.watching import held
 from engine.running import plain
 
 from paceline.core.params import SamplingParams
@@ -16,6 +21,7 @@ from paceline.decode import decode
 from paceline.drafters import registry
 from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.stateless import Stateless
 from paceline.engine.llm import LLM
 from paceline.errors import PacelineError
 from paceline.models.load import LoadedModel, load_model
@@ -75,6 +81,46 @@ def test_the_documents_example_drafts(model: LoadedModel) -> None:
     composite = {"methods": ["ngram", {"method": "cycle", "cycle_period": 2}]}
     answer = LLM(model, composite).generate("a quick brown fox", PARAMS)[0]
     assert answer.metrics.speculation.num_draft_tokens > 0
+
+
+CONTRACT = {
+    f"{module.__name__}.{name}": test
+    for module in (test_contract, test_contract_state, test_contract_law)
+    for name, test in vars(module).items()
+    if name.startswith("test_") and {"target", "case"} <= inspect.signature(test).parameters.keys()
+}
+
+
+@pytest.mark.usefixtures("example")
+@pytest.mark.parametrize("test", CONTRACT.values(), ids=CONTRACT)
+def test_the_documents_example_keeps_the_contract(made: Callable[..., Target], test: Callable[..., None]) -> None:
+    """A lawful method of another package passes, and nobody had to be told of it."""
+    parameters, case = inspect.signature(test).parameters, Case("cycle", "chain")
+    if test is test_contract.test_a_shape_that_is_not_declared_is_refused:
+        case = Case("cycle", "tree")
+    target = made(llama)
+    given = {"target": target, "case": case, "rule": "block"}
+    if "drafter" in parameters:
+        given["drafter"] = target.drafter(case)
+    test(**{name: given[name] for name in parameters})
+
+
+class Keeper(Stateless):
+    """Another package's, with a state in an object of its own."""
+
+    @dataclass
+    class Seen:
+        tokens: list[int] = field(default_factory=list)
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Keeper.Seen] = {}
+
+
+def test_what_another_packages_drafter_holds_is_seen() -> None:
+    keeper = Keeper()
+    assert held(keeper) == 0
+    keeper.seen[3] = Keeper.Seen([1, 2])
+    assert held(keeper) == 3
 
 
 @pytest.mark.usefixtures("example")

@@ -29,6 +29,14 @@ def wrapped(head: Head) -> Head:
     return replace(head, config={"model_type": "eagle", "architectures": ["EAGLEModel"], "model": head.config})
 
 
+def natively(head: Head) -> Head:
+    """A head of speculators' format, its config as EAGLE's own with EAGLE-3.1's flags."""
+    flat = head.config["transformer_layer_config"]
+    assert isinstance(flat, dict)
+    own = {key: value for key, value in head.config.items() if "speculators" not in key and key != "auto_map"}
+    return replace(head, config={**flat, **own, "architectures": ["LlamaForCausalLMEagle3"]})
+
+
 FORMATS = {
     "EAGLE-1": ("eagle", eagle(EMBED, OUTPUT)),
     "EAGLE-1 with bias": ("eagle", eagle(EMBED, OUTPUT, bias=True)),
@@ -42,6 +50,7 @@ FORMATS = {
     "speculators, norm before fc": ("eagle3", eagle3_speculators(EMBED, norm_before_fc=True)),
     "speculators, Qwen 3": ("eagle3", eagle3_speculators(EMBED, qwen3=True)),
     "EAGLE-3.1": ("eagle3", eagle3_speculators(EMBED, fc_norm=True, norm_output=True)),
+    "states fed back normed": ("eagle3", natively(eagle3_speculators(EMBED, size=64, norm_output=True))),
 }
 TREES: dict[str, TreeShape] = {
     "chain": StaticTree.chain(4),
@@ -249,6 +258,21 @@ REFUSALS = {
         "eagle3",
         edited(SPECULATORS, {"norm_before_residual": ...}),
         "does not say norm_before_residual, which speculators takes for false and vLLM for true",
+    ),
+    "SpecForge's output without a norm": (
+        "eagle3",
+        edited(FORMATS["SpecForge"][1], {"norm_output": False}),
+        "says norm_output False, and no fc_norm: in SpecForge's words",
+    ),
+    "a width that its heads do not divide": (
+        "eagle3",
+        edited(NATIVE, {"num_attention_heads": 5}),
+        "hidden_size 64 is no multiple of its 5 attention heads; the target's hidden size is 64, with 4 heads",
+    ),
+    "such a width, elsewhere": (
+        "eagle",
+        edited(EAGLE1, {"model_type": "qwen2", "num_attention_heads": 3}),
+        "hidden_size 64 is no multiple of its 3 attention heads; the target's hidden size is 64, with 4 heads",
     ),
     "a norm without weights": (
         "eagle3",

@@ -13,23 +13,28 @@ from paceline.drafters.base import Drafter, SequenceView
 from paceline.models.cache import KVPool
 
 
-def held(thing: Any, seen: set[int] | None = None) -> int:
-    """Entries of all containers, and cache blocks, that a drafter holds on to."""
-    seen = set() if seen is None else seen
+def held(drafter: Any) -> int:
+    """Entries of all containers, and cache blocks, that a drafter holds on to; a model's weights are none."""
+    package = type(drafter).__module__.partition(".")[0]
+    return _held(drafter, ("paceline.drafters",) if package == "paceline" else ("paceline.drafters", package), set())
+
+
+def _held(thing: Any, homes: tuple[str, ...], seen: set[int]) -> int:
+    """`homes`: where the classes are from whose objects are looked into: the methods' own."""
     if id(thing) in seen:
         return 0
     seen.add(id(thing))
     if isinstance(thing, KVPool):
         return thing.blocks_in_use
     if isinstance(thing, dict):
-        return len(thing) + sum(held(value, seen) for value in thing.values())
+        return len(thing) + sum(_held(value, homes, seen) for value in thing.values())
     if isinstance(thing, list | tuple | set | frozenset):
-        return len(thing) + sum(held(value, seen) for value in thing)
-    if not type(thing).__module__.startswith("paceline.drafters"):
+        return len(thing) + sum(_held(value, homes, seen) for value in thing)
+    if not type(thing).__module__.startswith(homes):
         return 0
     slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
     fields = {name: getattr(thing, name) for name in slots if hasattr(thing, name)} | getattr(thing, "__dict__", {})
-    return sum(held(value, seen) for value in fields.values())
+    return sum(_held(value, homes, seen) for value in fields.values())
 
 
 @contextmanager
@@ -168,13 +173,14 @@ class HandedOver(Wrapped):
 
 
 class Fuse:
-    """Blows once, at the n-th use, until it is `renewed`."""
+    """Blows once, at the n-th use, until it is `renewed`; counts its uses."""
 
     def __init__(self) -> None:
-        self.left = 0
+        self.left = self.uses = 0
 
     def use(self) -> None:
         self.left -= 1
+        self.uses += 1
         if self.left == 0:
             raise RuntimeError("in mid-draft")
 
@@ -196,20 +202,31 @@ class Fused:
 
 
 class Stumbling(Wrapped):
-    """In every round raises somewhere on the way the first time it is asked; `num_stumbles` counts."""
+    """In every round raises somewhere on the way the first time it is asked; `num_stumbles` counts.
+
+    The way is as long as the `looks` that it took at the requests in the round before: one that never looks at them
+    cannot be made to stumble.
+    """
 
     def __init__(self, inner: Drafter) -> None:
         super().__init__(inner)
         self.fuse = Fuse()
+        self.looks = 1
         self.num_stumbles = 0
 
     def drafts(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
-        self.fuse.left = 1 + self.num_rounds % 13
+        self.fuse.left = 1 + (5 * self.num_rounds) % max(self.looks, 1)
         fused: list[Any] = [Fused(sequence, self.fuse) for sequence in sequences]
         try:
-            return self.inner.propose(fused, budgets)
+            return self._watched(fused, budgets)
         except RuntimeError:
             self.num_stumbles += 1
-            return self.inner.propose(sequences, budgets)
+            return self._watched(fused, budgets)
         finally:
             self.fuse.left = 0
+
+    def _watched(self, fused: Sequence[Any], budgets: Sequence[int]) -> list[Proposal]:
+        self.fuse.uses = 0
+        proposals = self.inner.propose(fused, budgets)
+        self.looks = self.fuse.uses
+        return proposals

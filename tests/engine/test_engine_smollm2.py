@@ -24,7 +24,7 @@ METHODS = ("none", "ngram", "suffix", "draft_model", "composite")
 
 @pytest.fixture(scope="module")
 def model(smollm2_gguf: Path) -> LoadedModel:
-    return load_model("smollm2-135m")
+    return load_model("smollm2-135m", dtype="bf16")
 
 
 def drafters(model: LoadedModel) -> dict[str, Drafter]:

@@ -14,10 +14,13 @@ from typing import Any, TypeVar
 import pytest
 import tiny
 import torch
+from drafters import head_files
 from engine.running import RequestOptions, Run, make_engine, plain, seeded
 from engine.toy_tokenizer import toy_tokenizer
 
 from paceline.core.params import SamplingParams
+from paceline.core.tree_shapes import EAGLE_TREE
+from paceline.drafters import draft_model, eagle
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.suffix import SuffixDrafter
 from paceline.engine import engine as engine_module
@@ -25,6 +28,7 @@ from paceline.engine.llm import LLM
 from paceline.engine.outputs import RequestOutput, Update
 from paceline.models import cache
 from paceline.models.decoder import Decoder
+from paceline.models.eagle_checkpoint import load_eagle
 from paceline.models.load import LoadedModel, load_model
 
 HERE = (str(Path(engine_module.__file__).parent), cache.__file__)
@@ -43,10 +47,11 @@ class Strike:
 
     line: tuple[str, int] | None = None
     turn: int = 1
+    files: tuple[str, ...] = HERE
     turns: Counter[tuple[str, int]] = field(default_factory=Counter)
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
-        if not frame.f_code.co_filename.startswith(HERE):
+        if not frame.f_code.co_filename.startswith(self.files):
             return None
         if event == "line":
             line = frame.f_code.co_filename, frame.f_lineno
@@ -124,8 +129,31 @@ def engine_attempt(target: Decoder, strike: Strike) -> None:
     assert engine.pool.blocks_in_use == engine.prefix_cache.num_blocks <= 3
     strike.until_done(engine.reset_prefix_cache)
     assert engine.pool.blocks_in_use == 0
-    if strike.line is None or strike.line[0] != cache.__file__:  # a drafter's own blocks are its affair
-        assert drafter.pool.blocks_in_use == 0
+    assert drafter.pool.blocks_in_use == 0
+
+
+def drafter_attempt(target: Decoder, make: Callable[[], Any], strike: Strike) -> None:
+    """Choices, prefix hits and drafts that are partly right, over block boundaries of the drafter's own cache."""
+    drafter = make()
+    engine = make_engine(target, {"it": drafter}, prefix_cache_blocks=3)
+    asked = [
+        ([*PREFIX, 1, 2], seeded(seed=4, max_tokens=8, n=2)),
+        (tiny.prompt(60, seed=3), SamplingParams(temperature=0, max_tokens=12)),
+        ([*PREFIX, 8], seeded(seed=5, max_tokens=8)),
+    ]
+    result, numbers = Run(), []
+    for prompt, params in asked:
+        numbers.append(engine.add_request(prompt, params))
+        result.take(strike.until_done(engine.step))
+        result.take(strike.until_done(engine.step))
+    while engine.has_unfinished:
+        assert result.num_steps < 200
+        result.take(strike.until_done(engine.step))
+    for number, (prompt, params) in zip(numbers, asked, strict=True):
+        assert result.ids(number) == plain(target, prompt, params)
+    assert not engine.speculation.faults
+    strike.until_done(engine.reset_prefix_cache)
+    assert engine.pool.blocks_in_use == drafter.pool.blocks_in_use == len(drafter._states) == 0
 
 
 def llm_attempt(model: LoadedModel, strike: Strike) -> None:
@@ -187,11 +215,11 @@ def strikes(clean: Strike, count: int | None) -> Iterator[Strike]:
         code, first = inspect.getsourcelines(cache.KVPool.take)
         taking = [(cache.__file__, first + i) for i in range(len(code))]
         chosen = source.sample(chosen, count) + [(line, turns[line]) for line in taking if line in turns]
-    return (Strike(line, turn) for line, turn in chosen)
+    return (Strike(line, turn, clean.files) for line, turn in chosen)
 
 
-def check_all(attempt: Callable[[Strike], None], count: int | None) -> None:
-    attempt(clean := Strike())
+def check_all(attempt: Callable[[Strike], None], count: int | None, files: tuple[str, ...] = HERE) -> None:
+    attempt(clean := Strike(files=files))
     num_struck = 0
     for strike in strikes(clean, count):
         try:
@@ -215,3 +243,22 @@ def test_no_line_of_the_engine_loses_anything(target: Decoder, count: int | None
 def test_no_line_of_the_facade_loses_anything(tiny_llama_dir: Path, count: int | None) -> None:
     model = load_model(str(tiny_llama_dir), dtype="bf16")
     check_all(lambda strike: llm_attempt(model, strike), count)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_no_line_of_a_draft_model_loses_anything(target: Decoder, count: int | None) -> None:
+    like = tiny.tiny_decoder("llama", dtype=torch.bfloat16)  # with two layers more: right now and then
+    files = (draft_model.__file__, cache.__file__)
+    check_all(lambda strike: drafter_attempt(target, lambda: DraftModelDrafter(like, 2000), strike), count, files)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+def test_no_line_of_a_head_loses_anything(target: Decoder, count: int | None, tmp_path: Path) -> None:
+    embed = target.embedding.double()
+    head = load_eagle(str(head_files.eagle(embed, embed).write(tmp_path)), target)
+    files = (eagle.__file__, cache.__file__)
+    check_all(
+        lambda strike: drafter_attempt(target, lambda: eagle.EagleDrafter("eagle", head, EAGLE_TREE, 2000), strike),
+        count,
+        files,
+    )

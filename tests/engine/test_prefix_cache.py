@@ -131,6 +131,9 @@ class Hidden(NoDrafter):
     def discard(self, snapshot: Any) -> None:
         self.snapshots -= 1
 
+    def mend(self, snapshots: Sequence[Any]) -> None:
+        pass
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         self.rows[child.request_id] = list(self.rows[sequence.request_id])
 

@@ -11,7 +11,8 @@ from engine.test_engine import Prompter
 
 from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal
-from paceline.drafters.base import SequenceView
+from paceline.decode import decode
+from paceline.drafters.base import Needs, SequenceView
 from paceline.drafters.draft_model import DraftModelDrafter
 from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
@@ -105,6 +106,46 @@ class Rash(NoDrafter):
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
         return [Proposal.chain([0] * budget) for budget in budgets]
+
+
+class Fan(NoDrafter):
+    """Drafts the answer's next token as the last of its siblings, and notes its budgets by the text's length."""
+
+    def __init__(self, text: Sequence[int], trees: bool) -> None:
+        self.text, self.needs, self.budgets = list(text), Needs(trees=trees), dict[int, int]()
+
+    def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
+        (sequence,), (budget,) = sequences, budgets
+        at = len(sequence.token_ids)
+        self.budgets[at] = budget
+        right = self.text[at]
+        strangers = [token for token in range(256) if token != right][: budget - 1]
+        return [Proposal((*strangers, right), (-1,) * budget)]
+
+
+@pytest.mark.parametrize("trees", [True, False])
+def test_near_an_answers_end_a_tree_is_as_wide_as_before(target: Decoder, trees: bool) -> None:
+    """The loop and the engine hand out the same budgets; of a tree only the depth has lost its use."""
+    prompt, params = tiny.prompt(20), SamplingParams(temperature=0, max_tokens=8)
+    expected = plain(target, prompt, params)
+    alone, shared = (Fan([*prompt, *expected], trees) for _ in range(2))
+    steps = list(decode(target, prompt, params, alone, 3))
+    engine = make_engine(target, {"fan": shared}, num_draft_tokens=3)
+    number = engine.add_request(prompt, params)
+    assert run(engine).ids(number) == expected == [token for step in steps for token in step.token_ids]
+    assert alone.budgets == shared.budgets == {20: 3, 22: 3, 24: 3, 26: 3 if trees else 1}
+
+
+def test_a_tree_at_the_end_of_the_context_has_room(target: Decoder) -> None:
+    """Its rows lie behind the last position that the model may have, and in no more blocks than there are."""
+    limit = target.config.max_context
+    prompt, params = tiny.prompt(limit - 6), SamplingParams(temperature=0, max_tokens=6)
+    for blocks in (limit // 64, limit // 64 + 1):
+        fan = Fan([*prompt, *plain(target, prompt, params)], trees=True)
+        engine = make_engine(target, {"fan": fan}, num_draft_tokens=20, num_kv_blocks=blocks, max_model_len=limit)
+        number = engine.add_request(prompt, params)
+        assert run(engine).ids(number) == fan.text[limit - 6 :]
+        assert not engine.speculation.faults and engine.pool.blocks_in_use == 0
 
 
 def test_rejected_drafts_hold_no_blocks(target: Decoder) -> None:

@@ -12,6 +12,7 @@ from paceline.errors import PacelineError
 from paceline.models import gguf, load, sources
 from paceline.models.hub import PATTERNS, WITHOUT_WEIGHTS, HubId
 from paceline.models.load import FolderSource, GGUFSource, load_model, resolve
+from paceline.ops.native import library
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -184,6 +185,26 @@ def test_gguf_equals_the_folder_it_was_made_from(tmp_path, asked, dtype):
     assert found.tokenizer.decode(found.tokenizer.encode("é 😊\n", add_special=False)) == "é 😊\n"
 
 
+@pytest.mark.parametrize(("cap", "asked", "packed", "precision"), [
+    ("portable", "auto", True, "file"),
+    ("portable", "auto", False, "bf16"),
+    ("portable", "fp32", True, "fp32"),
+    ("torch", "auto", True, "bf16"),
+])  # fmt: skip
+def test_a_gguf_stays_as_it_is_stored_where_that_runs(tmp_path, monkeypatch, cap, asked, packed, precision):
+    if isinstance(library.load(), library.Missing):
+        pytest.skip("no native operators")
+    monkeypatch.setenv(library.VARIABLE, cap)
+    model = load_model(str(write_gguf(tmp_path / "m.gguf", llama_weights())), dtype=asked, packed=packed)
+    assert model.precision == precision
+    assert bool(list(model.decoder.packed_linears())) == (precision == "file")
+
+
+def test_a_folder_keeps_its_precision_packed_or_not(tmp_path):
+    folder = write_folder(tmp_path / "m", llama_weights())
+    assert {load_model(str(folder), packed=packed).precision for packed in (True, False)} == {"bf16"}
+
+
 def test_second_start_does_not_open_the_gguf(tmp_path, caplog):
     """Its bytes may even be gone, as long as size and modification time say that nothing has changed."""
     path = write_gguf(tmp_path / "m.gguf", llama_weights())
@@ -202,11 +223,11 @@ def test_second_start_does_not_open_the_gguf(tmp_path, caplog):
 def test_a_changed_gguf_is_prepared_anew(tmp_path):
     weights = llama_weights()
     path = write_gguf(tmp_path / "m.gguf", weights)
-    load_model(str(path))
+    load_model(str(path), dtype="bf16")
     weights[EMBEDDINGS] = -weights[EMBEDDINGS]
     write_gguf(path, weights)
     os.utime(path, ns=(1, 1))  # a clock tick may be longer than this test
-    assert same(load_model(str(path)).decoder.embedding, weights[EMBEDDINGS])
+    assert same(load_model(str(path), dtype="bf16").decoder.embedding, weights[EMBEDDINGS])
 
 
 def test_a_copy_under_another_name_shares_the_prepared_weights(tmp_path, monkeypatch):

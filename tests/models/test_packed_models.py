@@ -113,6 +113,14 @@ def test_logits_are_those_of_the_dequantised_model_but_for_rounding(file: GgufFi
     assert not torch.equal(ours, theirs.roll(1, 0))
 
 
+def test_a_fused_layer_of_packed_matrices_has_the_bits_of_its_operators(file: GgufFile) -> None:
+    packed = decoders(file)[0]
+    fused = run(packed, list(range(3, 43)))
+    assert None not in packed.fused
+    packed.fused = [None] * len(packed.fused)
+    assert torch.equal(run(packed, list(range(3, 43))), fused)
+
+
 def drafters(text: list[int], vocab: int) -> Iterator[Drafter]:
     lengths = itertools.cycle(range(9))
     yield ScriptedDrafter(text, oracle(lambda: next(lengths), vocab))

@@ -8,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 from paceline.errors import PacelineError
+from paceline.values import shown
 
 SHIPPED = "shipped"
 NO_CATEGORY = "prompts"
@@ -75,11 +76,11 @@ def _conversation(line: str, where: str, number: str) -> Conversation:
     try:
         values = json.loads(line)
         turns = values["turns"] if "turns" in values else [values["prompt"]]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise PacelineError(f"{where}: no prompt in it", hint=hint) from error
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise PacelineError(f"{where}: turns is {str(turns)[:40]!r}; it must be a list of texts", hint=hint)
+        raise PacelineError(f"{where}: turns is {shown(turns)}; it must be a list of texts", hint=hint)
     category, own_id = values.get("category") or NO_CATEGORY, values.get("id") or number
     if not isinstance(category, str):
-        raise PacelineError(f"{where}: category is {category!r}; it must be a text", hint=hint)
+        raise PacelineError(f"{where}: category is {shown(category)}; it must be a text", hint=hint)
     return Conversation(str(own_id), category, tuple(turns))

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.registry import find, names
 from paceline.errors import PacelineError
+from paceline.values import shown
 
 PLAIN = "plain"
 ARTICLES = {"model": "a draft model", "head": "a draft head"}
@@ -114,10 +115,10 @@ def _parsed(text: str) -> dict[str, Any]:
     hint = '--method-config \'{"method": "suffix", "num_speculative_tokens": 8}\''
     try:
         values = json.loads(text)
-    except ValueError as error:
-        raise PacelineError(f"--method-config {text!r:.60} is not JSON: {error}", hint=hint) from error
+    except (ValueError, RecursionError) as error:
+        raise PacelineError(f"--method-config {shown(text)} is not JSON: {error}", hint=hint) from error
     if not isinstance(values, dict) or not isinstance(values.get("label", ""), str):
-        raise PacelineError(f"--method-config {text!r:.60} is no JSON object", hint=hint)
+        raise PacelineError(f"--method-config {shown(text)} is no JSON object", hint=hint)
     return values
 
 
@@ -127,6 +128,7 @@ def _add(specs: list[ArmSpec], label: str, config: SpeculativeConfig) -> None:
     if method.needs_model and config.model is None:
         raise PacelineError(f"method {config.method} needs a model", hint='give the key "model"')
     config.check_options()
+    config.check_used()
     taken = {spec.label for spec in specs}
     candidates = (label, f"{label} K {config.num_speculative_tokens}", *(f"{label} #{n}" for n in range(2, 1000)))
     specs.append(ArmSpec(next(name for name in candidates if name not in taken), config))

@@ -12,6 +12,7 @@ from paceline.cli.options import (
     option_names,
 )
 from paceline.errors import PacelineError
+from paceline.values import whole_of
 
 MOST_AT_ONCE = 256
 
@@ -115,13 +116,13 @@ def sampling(args: argparse.Namespace) -> Any:
 
 
 def parse_concurrency(text: str) -> list[int]:
-    words = text.split(",")
-    if not all(word.strip().isdecimal() and 1 <= int(word) <= MOST_AT_ONCE for word in words):
+    counts = [whole_of(word.strip()) or 0 for word in text.split(",")]
+    if not all(1 <= count <= MOST_AT_ONCE for count in counts):
         raise PacelineError(
             f"--concurrency {text} is no list of whole numbers from 1 to {MOST_AT_ONCE}",
             hint="for instance --concurrency 1,4,16",
         )
-    return list(dict.fromkeys(int(word) for word in words))
+    return list(dict.fromkeys(counts))
 
 
 def check_output(path: str | None) -> None:

@@ -83,7 +83,9 @@ def open_peers(
         try:
             engines += open_arms(peer, subject)
         except Exception as error:  # whatever another engine breaks with
-            words = str(error) if isinstance(error, PacelineError) else f"{type(error).__name__}: {error}"
+            words = f"{type(error).__name__}: {error}"
+            if isinstance(error, PacelineError):
+                words = f"{error} ({error.hint})" if error.hint else str(error)
             failed.append(LeftOut(name, " ".join(words.split())))
     return engines, failed
 

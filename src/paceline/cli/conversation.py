@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from paceline.cli.answering import Answer, Interrupts, answer, plural, statistics_parts, write
-from paceline.cli.loading import banner, is_drafting, load, measuring_progress, method_name, require_tokenizer
+from paceline.cli.loading import banner, load, measuring_progress, method_name, require_tokenizer
 from paceline.cli.main import report, show_traceback
-from paceline.cli.options import check_method, check_num_draft_tokens, in_option_names, needed_model
+from paceline.cli.options import check_method, check_num_draft_tokens, in_option_names, needed_model, rule_of
 from paceline.core.params import SamplingParams
 from paceline.core.rng import draw_seed
 from paceline.drafters.config import SpeculativeConfig
@@ -19,6 +19,7 @@ from paceline.engine.llm import LLM
 from paceline.engine.statistics import SpeculationStatistics
 from paceline.errors import PacelineError
 from paceline.models.shipped import shipped_methods
+from paceline.values import one_line, whole_of
 
 HELP = {
     "/stats": "how the last answer and the whole chat went",
@@ -50,11 +51,11 @@ def open_chat(args: argparse.Namespace, params: SamplingParams, speculation: Spe
     llm = LLM(model, speculation, max_num_seqs=1, progress=measuring_progress())
     params = replace(params, seed=draw_seed() if params.seed is None else params.seed)
     context = f"context: {plural(llm.engine.config.max_model_len, 'token')}"
-    for line in (*model.notes, f"{banner(model, speculation, params)} · {context}"):
+    for line in (*model.notes, f"{banner(model, speculation, params, rule_of(args))} · {context}"):
         print(line, file=sys.stderr)
     if sys.stdin.isatty():
         print("/help lists the commands, /quit leaves", file=sys.stderr)
-    return Chat(llm, params, RequestOptions(rule=args.rule), args.system, args.draft_model)
+    return Chat(llm, params, RequestOptions(rule=rule_of(args)), args.system, args.draft_model)
 
 
 class Chat:
@@ -92,7 +93,7 @@ class Chat:
             self._check_room(len(prompt_ids))
             done = answer(self._llm.engine, prompt_ids, self._own_params(), self._options, write, interrupts)
             print(flush=True)
-        self._turns.append(Turn(done, is_drafting(self._speculation)))
+        self._turns.append(Turn(done, self._speculation.drafts))
         if done.interrupted:
             words = f"after {plural(done.num_tokens, 'token')}" if done.num_tokens else "before it began"
             print(f"the answer was interrupted {words}", file=sys.stderr)
@@ -166,7 +167,7 @@ class Chat:
         speculation = self._configure(words)
         self._options = replace(
             self._options,
-            speculative=is_drafting(speculation),
+            speculative=speculation.drafts,
             method=self._llm.add_method(speculation),
             num_speculative_tokens=speculation.num_speculative_tokens,
         )
@@ -197,9 +198,10 @@ class Chat:
 
 def draft_count(method: str, words: Sequence[str]) -> int:
     """K of `/method NAME K`."""
-    if len(words) > 1 or not words[0].isdecimal():
-        raise PacelineError(f"/method {method} {' '.join(words)}: K is not a whole number", hint="/method NAME [K]")
-    count = int(words[0])
+    count = whole_of(words[0])
+    if len(words) > 1 or count is None:
+        given = one_line(" ".join(words), 60)
+        raise PacelineError(f"/method {method} {given}: K is not a whole number", hint="/method NAME [K]")
     check_num_draft_tokens("K", count)
     if method == "none" and count:
         raise PacelineError(f"K {count} contradicts method none, which drafts nothing", hint="leave K out")

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from paceline import __version__
 from paceline.cli.main import COMMANDS, EXIT_USAGE, report
+from paceline.values import shown
 
 WITHOUT_COMMAND = ("-h", "--help", "--version")
 
@@ -64,7 +65,7 @@ def dispatch(arguments: list[str]) -> int:
     if verb is not None and chosen is None:
         near = difflib.get_close_matches(verb, COMMANDS, n=1)
         hint = f"did you mean `paceline {near[0]}`?" if near else f"the commands are {', '.join(COMMANDS)}"
-        parser.fail(f"unknown command {verb!r}", hint)
+        parser.fail(f"unknown command {shown(verb)}", hint)
     args, unknown = parser.parse_known_args(arguments)
     if unknown:
         subparsers.choices[args.command].refuse_unknown(unknown)

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         from paceline.export.formats import export_head
 
-        target = load_model(args.model, dtype=args.dtype, progress=terminal_progress())
+        target = load_model(args.model, dtype=args.dtype, progress=terminal_progress(), packed=False)
         exported = export_head(args.source, target, args.format, args.num_draft_tokens)
         out.mkdir(parents=True, exist_ok=True)
         exported.write(out)

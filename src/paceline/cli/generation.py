@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.cli.answering import Answer, Interrupts, answer, hide, plural, rate, statistics_parts, write
-from paceline.cli.loading import banner, is_drafting, load, measuring_progress, require_tokenizer
+from paceline.cli.loading import banner, load, measuring_progress, require_tokenizer
 from paceline.cli.main import EXIT_INTERRUPTED
+from paceline.cli.options import rule_of
 from paceline.core.logprobs import TokenLogprob
 from paceline.core.params import SamplingParams
 from paceline.core.rng import draw_seed
@@ -25,14 +26,15 @@ def generate(args: argparse.Namespace, prompt: str, params: SamplingParams, spec
     model = load(args)
     tokenizer = require_tokenizer(model)
     prompt_ids = encode_prompt(tokenizer, prompt, args.system, args.raw)
-    # a long prompt is refused before a draft model is loaded
+    # what can never be answered is refused before a draft model is loaded or measured
     length = len(prompt_ids) + token_limit(len(prompt_ids), params, model.config.max_context)
+    params.check_vocabulary(model.config.vocab_size)
     params = replace(params, seed=draw_seed() if params.seed is None else params.seed)
     engine = engine_for_one(model, speculation, length)
-    options = RequestOptions(rule=args.rule)
+    options = RequestOptions(rule=rule_of(args))
     engine.check_request(prompt_ids, params, options)
 
-    for line in (*model.notes, banner(model, speculation, params)):
+    for line in (*model.notes, banner(model, speculation, params, rule_of(args))):
         print(line, file=sys.stderr)
     with Interrupts() as interrupts:
         done = answer(engine, prompt_ids, params, options, hide if args.json else write, interrupts)
@@ -41,7 +43,7 @@ def generate(args: argparse.Namespace, prompt: str, params: SamplingParams, spec
     else:
         print(flush=True)
     if args.stats:
-        parts = statistics_parts(done.num_tokens, done.decode_s, done.completion.speculation, is_drafting(speculation))
+        parts = statistics_parts(done.num_tokens, done.decode_s, done.completion.speculation, speculation.drafts)
         print(" · ".join((*parts, done.finish_reason)), file=sys.stderr)
         if (report := engine.policy.report()) is not None:
             print(f"auto: {report['summary']}", file=sys.stderr)
@@ -57,10 +59,10 @@ def engine_for_one(model: LoadedModel, speculation: SpeculativeConfig, length: i
     engine = Engine(
         model.decoder,
         EngineConfig(max_model_len=length, num_kv_blocks=-(-(length + count) // BLOCK), max_num_seqs=1),
-        method=speculation.method if is_drafting(speculation) else "none",
+        method=speculation.method if speculation.drafts else "none",
         tokenizer=model.tokenizer,
     )
-    if is_drafting(speculation):
+    if speculation.drafts:
         add_method(engine, model, speculation, measuring_progress())
     return engine
 
@@ -98,6 +100,7 @@ def as_json(done: Answer, model: LoadedModel, tokenizer: Tokenizer, policy: dict
             "tokens_per_second": rate(done.num_tokens, done.decode_s),
         },
         "exact": model.exactness.exact,
+        "lossless": done.output.lossless,
         "seed": done.output.seed,
         "metrics": {
             "speculative_decoding": {

@@ -11,12 +11,13 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from paceline.cli.tuning import Log, encode, read_prompts
 from paceline.core.params import SamplingParams
 from paceline.decode import decode
 from paceline.drafters.base import Drafter
@@ -25,7 +26,6 @@ from paceline.drafters.none import NoDrafter
 from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder
 from paceline.models.load import load_model
-from paceline.models.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,6 @@ class Trial:
     skips: Skips
     tokens_per_second: float
     acceptance_length: float
-
-    def line(self) -> str:
-        return json.dumps(asdict(self))
 
     @classmethod
     def parse(cls, values: dict[str, Any]) -> "Trial":
@@ -91,41 +88,6 @@ def _next_skips(num_layers: int, trials: Sequence[Trial]) -> Skips:
     return skips
 
 
-class Log:
-    """JSON lines: what the search is of, then its trials. Raises PacelineError for another search's log."""
-
-    def __init__(self, path: Path, about: dict[str, Any]) -> None:
-        self.path = path
-        self.trials: list[Trial] = []
-        if path.exists() and path.stat().st_size:
-            self._read(about)
-        else:
-            path.write_text(json.dumps(about) + "\n", encoding="utf-8")
-
-    def _read(self, about: dict[str, Any]) -> None:
-        try:
-            text = self.path.read_text(encoding="utf-8")
-            lines = text.split("\n")
-            first, *rest = (json.loads(line) for line in lines[:-1])
-            self.trials = [Trial.parse(values) for values in rest]
-        except (ValueError, KeyError, TypeError) as error:
-            raise PacelineError(f"{self.path} is no log of this search: {error}", hint="name another --log") from error
-        for name, value in about.items():
-            there = first.get(name) if isinstance(first, dict) else None
-            if there != value:
-                raise PacelineError(
-                    f"{self.path} is the log of another search: {name} is {there} there and {value} here",
-                    hint="name another --log, or ask for the same",
-                )
-        if lines[-1]:  # an interruption cut the last line off
-            self.path.write_text(text[: -len(lines[-1])], encoding="utf-8")
-
-    def keep(self, trial: Trial) -> None:
-        self.trials.append(trial)
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(trial.line() + "\n")
-
-
 @dataclass(frozen=True, slots=True)
 class Workload:
     """What is decoded, greedily, to measure a drafter by; the first step of each answer is not timed."""
@@ -157,39 +119,6 @@ class Workload:
         return Trial(skips, *self.run(LayerSkipDrafter(self.target, skips.attention, skips.mlp)))
 
 
-def read_prompts(path: Path, count: int) -> list[str]:
-    """The first `count` prompts of a file. Raises PacelineError naming the line that is none."""
-    prompts: list[str] = []
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise PacelineError(f"{path} is not text in UTF-8: {error}", hint="write one prompt a line") from error
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip() or len(prompts) == count:
-            continue
-        prompts.append(_prompt(path, number, line) if path.suffix == ".jsonl" else line)
-    if not prompts:
-        raise PacelineError(f"{path} holds no prompts", hint="write one a line")
-    return prompts
-
-
-def _prompt(path: Path, number: int, line: str) -> str:
-    try:
-        values = json.loads(line)
-        prompt = values["prompt"] if "prompt" in values else values["turns"][0]
-    except (ValueError, LookupError, TypeError) as error:
-        raise PacelineError(f"{path}, line {number}: no prompt", hint='{"prompt": "…"} a line') from error
-    if not isinstance(prompt, str):
-        raise PacelineError(f"{path}, line {number}: the prompt is {prompt!r}; it must be text")
-    return prompt
-
-
-def encode(tokenizer: Tokenizer, prompt: str, raw: bool) -> list[int]:
-    if raw or not tokenizer.has_chat_template:
-        return tokenizer.encode(prompt, add_special=True)
-    return tokenizer.apply_chat_template([{"role": "user", "content": prompt}])
-
-
 def tune(args: argparse.Namespace) -> int:
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -207,6 +136,7 @@ def tune(args: argparse.Namespace) -> int:
             "num_draft_tokens": args.num_draft_tokens,
             "clock": "cpu" if args.cpu_time else "wall",
         },
+        Trial.parse,
     )
     ids = [encode(model.tokenizer, prompt, args.raw) for prompt in prompts]
     clock = time.process_time if args.cpu_time else time.perf_counter

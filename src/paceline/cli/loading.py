@@ -9,6 +9,7 @@ import torch
 
 from paceline.cli.answering import plural
 from paceline.core.params import SamplingParams
+from paceline.core.verify import make_rule
 from paceline.drafters.config import SpeculativeConfig
 from paceline.errors import PacelineError
 from paceline.models.home import Progress, silent
@@ -17,7 +18,8 @@ from paceline.models.progress import terminal_progress
 from paceline.models.tokenizer import Tokenizer
 
 
-def load(args: argparse.Namespace) -> LoadedModel:
+def load(args: argparse.Namespace, packed: bool = True) -> LoadedModel:
+    """`packed`: see `load_model`."""
     show_notices()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
@@ -27,6 +29,7 @@ def load(args: argparse.Namespace) -> LoadedModel:
         device=("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device,
         max_context=args.max_context,
         progress=PatientProgress(terminal_progress()),
+        packed=packed,
     )
 
 
@@ -73,13 +76,9 @@ def show_notices() -> None:
     logging.getLogger("paceline").handlers[:] = [handler]
 
 
-def is_drafting(speculation: SpeculativeConfig) -> bool:
-    return speculation.method != "none" and speculation.num_speculative_tokens > 0
-
-
 def method_name(speculation: SpeculativeConfig) -> str:
     """As a banner shows it."""
-    if not is_drafting(speculation):
+    if not speculation.drafts:
         return "none"
     if speculation.method == "auto":
         members = [member.method for member in speculation.methods or ()]
@@ -88,7 +87,7 @@ def method_name(speculation: SpeculativeConfig) -> str:
     return f"{names}, K = {speculation.num_speculative_tokens}"
 
 
-def banner(model: LoadedModel, speculation: SpeculativeConfig, params: SamplingParams) -> str:
+def banner(model: LoadedModel, speculation: SpeculativeConfig, params: SamplingParams, rule: str) -> str:
     """One line: what runs, how it was loaded, what it promises."""
     device = str(model.decoder.device)
     if device == "cpu":
@@ -101,4 +100,6 @@ def banner(model: LoadedModel, speculation: SpeculativeConfig, params: SamplingP
         f"method: {method_name(speculation)}",
         "greedy" if params.is_greedy else f"temperature {params.temperature:g} · seed: {params.seed}",
     ]
+    if not make_rule(rule).lossless:
+        parts.append(f"NOT LOSSLESS: rule {rule} lets other tokens stand than the model's own")
     return " · ".join(parts)

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from paceline.errors import PacelineError
+from paceline.values import one_line
 
 # A verb is a module `paceline.cli.NAME` with `add_parser(subparsers)`, which adds its parser, and `run(args) -> int`.
 # Nothing heavy may be imported at its top: `paceline --help` must answer at once.
@@ -87,7 +88,7 @@ def was_interrupted(error: BaseException | None) -> bool:
 
 def report(message: str, hint: str | None) -> None:
     """Write an error the way every command does: `error: …` and, if there is one, `hint: …`, on stderr."""
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    print(f"error: {one_line(message, 500)}", file=sys.stderr)
     if hint:
         print(f"hint: {' '.join(hint.split())}", file=sys.stderr)
 

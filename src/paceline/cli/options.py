@@ -13,13 +13,16 @@ from paceline.drafters.config import MAX_DRAFT_TOKENS, SpeculativeConfig
 from paceline.drafters.registry import find, names
 from paceline.errors import PacelineError
 from paceline.models.shipped import shipped_methods
+from paceline.values import one_line, shown
 
 DEFAULTS = SamplingParams()
 # What the other registries hold, which themselves would import torch; a test compares.
-RULE_NAMES = ("coupled", "standard", "block")
+RULE_NAMES = ("coupled", "standard", "block", "lossy-typical")
+LOSSY = "lossy-"  # before the name of a rule whose tokens are not the model's own
 DTYPE_NAMES = ("auto", "bf16", "fp32", "fp64", "file", "int8", "int4")
 DTYPE_HELP = (
-    "auto (the model's own), bf16, fp32 or fp64; file: matrices computed on as the file stores them; "
+    "auto (the model's own; of a GGUF file: file, where there are native operators), bf16, fp32 or fp64; "
+    "file: matrices computed on as the file stores them; "
     "int8, int4: made into groups of 32 (default: %(default)s)"
 )
 DTYPE_SPELLINGS = ("bfloat16", "float32", "float64")
@@ -69,7 +72,8 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     add("--num-draft-tokens", "-k", type=int, metavar="K", help=f"tokens drafted a step, {bounds}")
     add("--rule", default="coupled", metavar="NAME",
         help="which drafts stand. coupled: the tokens of plain decoding with the same seed; standard, block: tokens "
-        "with the same distribution (default: %(default)s)")  # fmt: skip
+        "with the same distribution; lossy-typical: NOT the model's tokens, nor their distribution, but whatever it "
+        "finds typical of itself (default: %(default)s)")  # fmt: skip
 
 
 # fmt: off
@@ -107,21 +111,35 @@ def check_model_options(args: argparse.Namespace) -> None:
         if name is not None and not name.strip():
             raise PacelineError(f"{option} is empty", hint="`paceline models` lists the catalog")
     if args.dtype not in (*DTYPE_NAMES, *DTYPE_SPELLINGS):
-        raise PacelineError(f"--dtype {args.dtype} is unknown", hint=f"one of: {', '.join(DTYPE_NAMES)}")
+        raise PacelineError(f"--dtype {one_line(args.dtype, 60)} is unknown", hint=f"one of: {', '.join(DTYPE_NAMES)}")
     if DEVICE.fullmatch(args.device) is None:
-        raise PacelineError(f"--device {args.device} is unknown", hint="one of: auto, cpu, cuda, cuda:0 …")
+        raise PacelineError(
+            f"--device {one_line(args.device, 60)} is unknown", hint="one of: auto, cpu, cuda, cuda:0 …"
+        )
     cores = os.cpu_count() or 1
     if args.threads is not None and not 1 <= args.threads <= cores:
         raise PacelineError(
-            f"--threads is {args.threads}; it must be a whole number from 1 to {cores}, this machine's cores",
+            f"--threads is {shown(args.threads)}; it must be a whole number from 1 to {cores}, this machine's cores",
             hint="leave it out to use every core",
         )
     if args.max_context is not None and args.max_context < 1:
         raise PacelineError(
-            f"--max-context is {args.max_context}; it must be 1 or more", hint="leave it out for the model's own"
+            f"--max-context is {shown(args.max_context)}; it must be 1 or more", hint="leave it out for the model's own"
+        )
+    if LOSSY + args.rule in RULE_NAMES:
+        raise PacelineError(
+            f"--rule {args.rule} is lossy: its tokens are not those of plain decoding",
+            hint=f"if that is what you want, --rule {LOSSY}{args.rule}",
         )
     if args.rule not in RULE_NAMES:
-        raise PacelineError(f"--rule {args.rule} is unknown", hint=_suggest(args.rule, RULE_NAMES, "rules"))
+        raise PacelineError(
+            f"--rule {one_line(args.rule, 60)} is unknown", hint=_suggest(args.rule, RULE_NAMES, "rules")
+        )
+
+
+def rule_of(args: argparse.Namespace) -> str:
+    """The verification rule's own name."""
+    return str(args.rule).removeprefix(LOSSY)
 
 
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
@@ -140,7 +158,7 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
 
 def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
     """The method asked for, or the one that the other options imply. Contradictions are refused."""
-    methods = (args.method or "auto").split(",")
+    methods = ("auto" if args.method is None else args.method).split(",")
     for method in methods:
         check_method(method)
     count = args.num_draft_tokens
@@ -148,17 +166,11 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
         check_num_draft_tokens("--num-draft-tokens", count)
     takes_model = "auto" in methods or any("model" in find(method).options for method in methods)
     needs_model = [method for method in methods if find(method).needs_model and method not in shipped_methods()]
-    contradiction = None
     if args.draft_model is not None and not takes_model:
-        contradiction = (
-            f"--draft-model {args.draft_model} contradicts --method {args.method}, which uses no second model"
+        raise PacelineError(
+            f"--draft-model {args.draft_model} contradicts --method {args.method}, which uses no second model",
+            hint="leave one of the two out",
         )
-    elif args.draft_model is not None and count == 0:
-        contradiction = f"--draft-model {args.draft_model} contradicts --num-draft-tokens 0, which is plain decoding"
-    elif methods == ["none"] and count:
-        contradiction = f"--num-draft-tokens {count} contradicts --method none, which drafts nothing"
-    if contradiction is not None:
-        raise PacelineError(contradiction, hint="leave one of the two out")
     if args.draft_model is None and needs_model:
         raise PacelineError(f"--method {args.method} needs {needed_model(needs_model[0])}", hint=MODEL_HINT)
     values: dict[str, Any] = {"method": methods[0]} if len(methods) == 1 else {"methods": methods}
@@ -166,7 +178,10 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
         values["num_draft_tokens"] = count
     if args.draft_model is not None:
         values["draft_model"] = args.draft_model
-    return SpeculativeConfig.from_dict(values)
+    with option_names():
+        config = SpeculativeConfig.from_dict(values)
+        config.check_used()
+    return config
 
 
 def method_names() -> tuple[str, ...]:
@@ -176,7 +191,7 @@ def method_names() -> tuple[str, ...]:
 
 def check_method(method: str) -> None:
     if method not in (known := method_names()):
-        raise PacelineError(f"unknown method {method!r}", hint=_suggest(method, known, "methods"))
+        raise PacelineError(f"unknown method {shown(method)}", hint=_suggest(method, known, "methods"))
 
 
 def needed_model(method: str) -> str:
@@ -186,7 +201,8 @@ def needed_model(method: str) -> str:
 def check_num_draft_tokens(name: str, count: int) -> None:
     if not 0 <= count <= MAX_DRAFT_TOKENS:
         raise PacelineError(
-            f"{name} is {count}; it must be a whole number from 0 to {MAX_DRAFT_TOKENS}", hint="0 is plain decoding"
+            f"{name} is {shown(count)}; it must be a whole number from 0 to {MAX_DRAFT_TOKENS}",
+            hint="0 is plain decoding",
         )
 
 

@@ -37,7 +37,7 @@ def train(args: argparse.Namespace) -> int:
             hint="generate more, or hold fewer aside",
         )
     settings = _settings(args, training)
-    model = load(args)
+    model = load(args, packed=False)
     keep_freed_memory()
     unpacked(model.decoder.head)  # it is read and compared with as numbers
     logging.getLogger("paceline.train").setLevel(logging.INFO if processes.is_first else logging.WARNING)

@@ -1,11 +1,12 @@
 """What a request may ask of sampling: vLLM's names and defaults, every value checked when it is given."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.values import elements, is_finite, is_whole, shown
 
 ALIASES = {
     "max_new_tokens": "max_tokens",
@@ -69,10 +70,10 @@ class SamplingParams:
         self._check_numbers()
         self._check_tokens()
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise PacelineError(f"min_tokens is {self.min_tokens} but max_tokens is {self.max_tokens}")
+            raise PacelineError(f"min_tokens is {shown(self.min_tokens)} but max_tokens is {shown(self.max_tokens)}")
         if self.n > 1 and self.is_greedy:
             raise PacelineError(
-                f"n is {self.n} but the request is greedy: all choices would be equal",
+                f"n is {shown(self.n)} but the request is greedy: all choices would be equal",
                 hint="set temperature above 0 (and top_k to 0 or above 1), or n to 1",
             )
 
@@ -94,6 +95,10 @@ class SamplingParams:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SamplingParams":
         """From JSON, say: these names or Hugging Face's. Raises PacelineError for another, or for one given twice."""
+        if not isinstance(values, Mapping):
+            raise PacelineError(
+                f"sampling parameters are {shown(values)}; they must be a mapping", hint='{"temperature": 0}'
+            )
         given: dict[str, Any] = {}
         for key, value in values.items():
             name = ALIASES.get(key, key)
@@ -102,16 +107,20 @@ class SamplingParams:
             given[name] = [value] if key == "eos_token_id" and isinstance(value, int) else value
         sampling = given.pop("do_sample", True)
         if not isinstance(sampling, bool):
-            raise PacelineError(f"do_sample is {sampling!r}; it must be true or false")
+            raise PacelineError(f"do_sample is {shown(sampling)}; it must be true or false")
         known = [field.name for field in fields(cls)]
         unknown = next((name for name in given if name not in known), None)
         if unknown is not None:
             raise PacelineError(
-                f"unknown sampling parameter {unknown!r}", hint=f"known: {', '.join([*known, *ALIASES, 'do_sample'])}"
+                f"unknown sampling parameter {shown(unknown)}",
+                hint=f"known: {', '.join([*known, *ALIASES, 'do_sample'])}",
             )
         if not sampling:
-            if given.get("temperature"):
-                raise PacelineError(f"do_sample is false and temperature is {given['temperature']}: leave one out")
+            temperature = given.get("temperature")
+            if temperature is not None:
+                _check_real("temperature", temperature, 0, math.inf)
+            if temperature:
+                raise PacelineError(f"do_sample is false and temperature is {shown(temperature)}: leave one out")
             given["temperature"] = 0.0
         return cls(**given)
 
@@ -124,7 +133,9 @@ class SamplingParams:
         """Raise PacelineError if a parameter names a token id outside the model's vocabulary, or still a text."""
         text = next((word for word in self.bad_words if isinstance(word, str)), None)
         if text is not None:
-            raise PacelineError(f"bad_words holds the text {text!r} and there is no tokenizer", hint="give token ids")
+            raise PacelineError(
+                f"bad_words holds the text {shown(text)} and there is no tokenizer", hint="give token ids"
+            )
         named = {
             "logit_bias": list(self.logit_bias),
             "stop_token_ids": list(self.stop_token_ids),
@@ -132,9 +143,9 @@ class SamplingParams:
         }
         for name, ids in named.items():
             if ids and max(ids) >= vocab_size:
-                raise PacelineError(f"{name} names token {max(ids)} and the vocabulary has {vocab_size} tokens")
+                raise PacelineError(f"{name} names token {shown(max(ids))} and the vocabulary has {vocab_size} tokens")
         if self.logprobs is not None and self.logprobs > vocab_size:
-            raise PacelineError(f"logprobs is {self.logprobs} and the vocabulary has {vocab_size} tokens")
+            raise PacelineError(f"logprobs is {shown(self.logprobs)} and the vocabulary has {vocab_size} tokens")
 
     def _check_numbers(self) -> None:
         _check_real("temperature", self.temperature, 0, math.inf)
@@ -153,17 +164,17 @@ class SamplingParams:
         if self.seed is not None:
             _check_integer("seed", self.seed, 0, 2**64 - 1)
         if not isinstance(self.ignore_eos, bool):
-            raise PacelineError(f"ignore_eos is {self.ignore_eos!r}; it must be true or false")
+            raise PacelineError(f"ignore_eos is {shown(self.ignore_eos)}; it must be true or false")
 
     def _check_tokens(self) -> None:
         for text in self.stop:
             if not isinstance(text, str) or not text:
-                raise PacelineError(f"stop holds {text!r}; each must be a string, not an empty one")
+                raise PacelineError(f"stop holds {shown(text)}; each must be a string, not an empty one")
         for token in self.stop_token_ids:
             _check_integer("stop_token_ids: a token id", token, 0)
         for token, bias in self.logit_bias.items():
             _check_integer("logit_bias: a token id", token, 0)
-            _check_real(f"logit_bias of token {token}", bias, -100, 100)
+            _check_real(f"logit_bias of token {shown(token)}", bias, -100, 100)
         for word in self.bad_words:
             if not word:
                 raise PacelineError("bad_words holds an empty word; each must have one token or more")
@@ -175,34 +186,29 @@ def _listed(name: str, value: Any) -> tuple[Any, ...]:
     """A copy nobody else holds; None, which is vLLM's way to say nothing, is empty."""
     if value is None:
         return ()
-    if isinstance(value, str | bytes | Mapping | Set):  # these have elements, too, but not what they seem to say
-        raise PacelineError(f"{name} is {value!r}; it must be a list")
-    try:
-        return tuple(value)
-    except TypeError:
-        raise PacelineError(f"{name} is {value!r}; it must be a list") from None
+    if (listed := elements(value)) is None:
+        raise PacelineError(f"{name} is {shown(value)}; it must be a list")
+    return listed
 
 
 def _mapped(name: str, value: Any) -> dict[Any, Any]:
     try:
         return {} if value is None else dict(value)
     except (TypeError, ValueError):
-        raise PacelineError(f"{name} is {value!r}; it must map token ids to numbers") from None
+        raise PacelineError(f"{name} is {shown(value)}; it must map token ids to numbers") from None
 
 
 def _check_real(name: str, value: Any, low: float, high: float, *, above: bool = False) -> None:
     """`low` to `high`, `low` itself excluded where `above`; infinity is never a value."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if number and low <= value <= high and not (above and value == low):
+    if is_finite(value) and low <= value <= high and not (above and value == low):
         return
     lower = f"above {low}" if above else f"at least {low}"
     upper = "" if high == math.inf else f" and at most {high}"
-    raise PacelineError(f"{name} is {value!r}; it must be a number {lower}{upper}")
+    raise PacelineError(f"{name} is {shown(value)}; it must be a number {lower}{upper}")
 
 
 def _check_integer(name: str, value: Any, low: int, high: int | None = None) -> None:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if whole and value >= low and (high is None or value <= high):
+    if is_whole(value) and value >= low and (high is None or value <= high):
         return
     upper = "" if high is None else f" and at most {high}"
-    raise PacelineError(f"{name} is {value!r}; it must be a whole number, at least {low}{upper}")
+    raise PacelineError(f"{name} is {shown(value)}; it must be a whole number, at least {low}{upper}")

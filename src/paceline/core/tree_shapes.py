@@ -12,6 +12,7 @@ from typing import Protocol, Self
 from paceline.core.drafting import DraftSampler
 from paceline.core.growth import DynamicGrowth, Growth, StaticGrowth
 from paceline.errors import PacelineError
+from paceline.values import shown
 
 Path = tuple[int, ...]
 
@@ -43,11 +44,11 @@ class StaticTree:
         known, ordered = set(listed), dict[Path, None]()
         for path in listed:
             if not path or min(path) < 0:
-                raise PacelineError(f"a draft tree's path is {list(path)}; it lists ranks, counted from 0")
+                raise PacelineError(f"a draft tree's path is {shown(list(path))}; it lists ranks, counted from 0")
             for needed in _on_the_way(path):
                 if needed not in known:
                     raise PacelineError(
-                        f"the draft tree has {list(path)} but not {list(needed)}",
+                        f"the draft tree has {shown(list(path))} but not {shown(list(needed))}",
                         hint="a node comes with its parent and with its siblings of lower rank",
                     )
                 ordered.setdefault(needed)

@@ -16,6 +16,7 @@ from paceline.core.rng import Draws, Randomness
 from paceline.core.rows import normalised, point_mass, residual, total, zeroed
 from paceline.core.tree import ROOT
 from paceline.errors import PacelineError
+from paceline.values import shown
 
 # Unnormalised target weights [V] (or, for `coupled`, their Support) after a node; −1: after the last committed token.
 TargetRows = Callable[[int], Row]
@@ -218,5 +219,5 @@ RULES: dict[str, type[Rule]] = {rule.name: rule for rule in (Coupled, Standard, 
 def make_rule(name: str = "coupled") -> Rule:
     """The rule of that name with its default parameters. Raises PacelineError for an unknown one."""
     if name not in RULES:
-        raise PacelineError(f"unknown verification rule '{name}'", hint=f"one of: {', '.join(RULES)}")
+        raise PacelineError(f"unknown verification rule {shown(name)}", hint=f"one of: {', '.join(RULES)}")
     return RULES[name]()

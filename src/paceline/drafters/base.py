@@ -119,6 +119,13 @@ class Drafter(Protocol):
     def discard(self, snapshot: Any) -> None:
         """No sequence will begin with `snapshot` any more: give back what it holds."""
 
+    def mend(self, snapshots: Sequence[Any]) -> None:
+        """After an interruption (Ctrl-C) at whatever line of whatever call: make whole what was cut short.
+
+        `snapshots` are all that is left of what was handed out. Where the call was of one sequence alone, as all but
+        `propose` are, that sequence has been released.
+        """
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         """Begin `child` with all that is known of `sequence`."""
 
@@ -148,6 +155,17 @@ def check_rule(rule: Rule, drafter: Drafter) -> None:
             f"verification rule {rule.name!r} takes chains, and method {drafter.name!r} drafts trees",
             hint="use the rule 'coupled' or 'standard', or a method that drafts chains",
         )
+
+
+def draft_budget(drafter: Drafter, num_draft_tokens: int, num_left: int) -> int:
+    """Nodes that are worth drafting before a request's last `num_left` tokens, of `num_draft_tokens` at most.
+
+    The last token of all is the target's own pass's to yield. A chain is of no use beyond the tokens before it; of a
+    tree that holds for its depth alone, since its nodes stand for one another.
+    """
+    if num_left < 2:
+        return 0
+    return num_draft_tokens if drafter.needs.trees else min(num_draft_tokens, num_left - 1)
 
 
 def check_needs(drafter: Drafter, num_layers: int) -> None:

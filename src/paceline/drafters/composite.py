@@ -19,6 +19,7 @@ from paceline.drafters.config import MAX_DRAFT_TOKENS, SpeculativeConfig
 from paceline.drafters.registry import OF_METHODS, find, names
 from paceline.errors import PacelineError
 from paceline.models.load import LoadedModel
+from paceline.values import shown
 
 # Before another method, suffix must expect about what a model's draft brings: a match of one token is too easily found.
 BEFORE_OTHERS = {"suffix_decoding_min_score": 2.0}
@@ -99,6 +100,10 @@ class CompositeDrafter:
             if state is not None:
                 member.drafter.discard(state)
 
+    def mend(self, snapshots: Sequence[Any]) -> None:
+        for i, member in enumerate(self.members):
+            member.drafter.mend([states[i] for states in snapshots if states[i] is not None])
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         for member in self.members:
             member.drafter.fork(sequence, child)
@@ -120,7 +125,7 @@ def union(drafters: Iterable[Drafter]) -> Needs:
     if len(exits) > 1:
         (one, first), (other, second) = list(exits.items())[:2]
         raise PacelineError(
-            f"composite: {first!r} exits at layer {one} and {second!r} at layer {other}",
+            f"composite: {shown(first)} exits at layer {one} and {shown(second)} at layer {other}",
             hint="let them exit at the same layer, or leave one out",
         )
     return Needs(
@@ -161,12 +166,12 @@ def member_configs(
     for name in named:
         if name not in (known := names()):
             raise PacelineError(
-                f"methods holds the unknown method {name!r}", hint=f"one of: {', '.join(sorted(known))}"
+                f"methods holds the unknown method {shown(name)}", hint=f"one of: {', '.join(sorted(known))}"
             )
         if name in ("none", *OF_METHODS):
-            raise PacelineError(f"methods holds {name!r}, which is no method to draft with", hint="leave it out")
+            raise PacelineError(f"methods holds {shown(name)}, which is no method to draft with", hint="leave it out")
         if named.count(name) > 1:
-            raise PacelineError(f"methods holds {name!r} twice", hint="name each method once")
+            raise PacelineError(f"methods holds {shown(name)} twice", hint="name each method once")
     if len(members) < least:
         raise PacelineError(
             f"methods holds {len(members)} of the {'two methods' if least == 2 else 'methods'} or more "

@@ -1,13 +1,13 @@
 """How speculation is asked for: vLLM's keys, with Hugging Face's names as aliases."""
 
 import ast
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from paceline.drafters.registry import METHODS, find, names
 from paceline.errors import PacelineError
+from paceline.values import elements, is_finite, is_whole, shown
 
 if TYPE_CHECKING:  # a command line that only reads its arguments does without torch
     from paceline.core.tree_shapes import StaticTree, TreeShape
@@ -21,6 +21,7 @@ TREE_NODES: dict[str, dict[str | None, int]] = {
     "eagle": {"static": 25, "dynamic": 59},
     "eagle3": {"static": 25, "dynamic": 59},
 }
+EXAMPLE = '{"method": "ngram"}'
 TREE_NAMES = ("chain", "static", "dynamic")
 DEFAULT_LOOKAHEAD = (5, 5, 3)  # window, n-gram, guesses: with the last token 32 rows at most
 DEFAULT_RECYCLED_TOKENS = 24
@@ -52,8 +53,9 @@ class SpeculativeConfig:
     draft_dtype: str | None = None
     """The draft model's precision; None takes the target's."""
     draft_vocab_size: int | None = None
-    """The draft model draws from this many token ids, the first ones, alone; None: from all. Byte-pair vocabularies
-    number tokens by how frequent they are, and a draft step pays for every row of the output layer."""
+    """The draft model draws from this many token ids alone, the lowest; None: from all. A draft step pays for every row
+    of the output layer, and byte-pair vocabularies number tokens in the order of their merges, roughly the most
+    frequent first; nothing is counted. Where a vocabulary is ordered otherwise, leave it out."""
     draft_cache_tokens: int | None = None
     """Rows of all requests together that the draft model's cache may hold; None: as many as the engine can use."""
     prompt_lookup_min: int | None = None
@@ -110,7 +112,7 @@ class SpeculativeConfig:
 
     def __post_init__(self) -> None:
         if not isinstance(self.method, str):
-            raise PacelineError(f"method is {self.method!r}; it must be a method's name")
+            raise PacelineError(f"method is {shown(self.method)}; it must be a method's name")
         _check_integer("num_speculative_tokens", self.num_speculative_tokens, 0, MAX_DRAFT_TOKENS)
         self._check_suffix()
         for name in ("skip_attention_layers", "skip_mlp_layers"):
@@ -145,6 +147,8 @@ class SpeculativeConfig:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SpeculativeConfig":
         """From `speculative_config={…}`. An unknown key, or a key and its alias together, is refused."""
+        if not isinstance(values, Mapping):
+            raise PacelineError(f"speculative_config is {shown(values)}; it must be a mapping", hint=EXAMPLE)
         known = {item.name for item in fields(cls)} - {"method_options"}
         foreign = _foreign_options(values.get("method")) - known
         found: dict[str, Any] = {}
@@ -155,10 +159,18 @@ class SpeculativeConfig:
             name = ALIASES.get(key, key)
             if name not in known:
                 known |= foreign
-                raise PacelineError(f"speculative_config has no key {key!r}", hint=f"keys: {', '.join(sorted(known))}")
+                raise PacelineError(
+                    f"speculative_config has no key {shown(key)}", hint=f"keys: {', '.join(sorted(known))}"
+                )
             if name in found:
-                raise PacelineError(f"speculative_config gives {name} twice, once as {key!r}")
+                raise PacelineError(f"speculative_config gives {name} twice, once as {shown(key)}")
             found[name] = value
+        method, count = found.get("method"), found.get("num_speculative_tokens")
+        if isinstance(method, str) and method == "none" and is_whole(count) and count:
+            raise PacelineError(
+                f"num_speculative_tokens {shown(count)} contradicts method none, which drafts nothing",
+                hint="leave one of the two out",
+            )
         if "method" not in found:  # as vLLM and transformers do, infer it from what was given
             if found.get("methods") is not None:
                 found["method"] = "composite"
@@ -168,7 +180,7 @@ class SpeculativeConfig:
                 found["method"] = "ngram"
             elif any(name.startswith("suffix_decoding_") for name in found):
                 found["method"] = "suffix"
-        if "num_speculative_tokens" not in found:
+        if "num_speculative_tokens" not in found and isinstance(found.get("method"), str):
             found.update(cls._default_draft_tokens(found))
         return cls(**found)
 
@@ -198,11 +210,16 @@ class SpeculativeConfig:
                 return {"methods": methods, "num_speculative_tokens": most}
             case "medusa" | "eagle" | "eagle3" as method:
                 tree = found.get("speculative_token_tree")
-                if tree is None or tree in TREE_NAMES:
+                if tree is None or _is_tree_name(tree):
                     return {"num_speculative_tokens": TREE_NODES[method].get(tree, DEFAULT_DRAFT_TOKENS)}
                 own = _static_tree(tree)
                 return {"speculative_token_tree": own, "num_speculative_tokens": len(own.paths)}
         return {}
+
+    @property
+    def drafts(self) -> bool:
+        """Whether it is anything but plain decoding."""
+        return self.method != "none" and self.num_speculative_tokens > 0
 
     @property
     def suffix_depth(self) -> int:
@@ -225,24 +242,26 @@ class SpeculativeConfig:
 
     def _check_tree(self) -> None:
         tree = self.speculative_token_tree
-        if tree is not None and tree not in TREE_NAMES:
+        if tree is not None and not _is_tree_name(tree):
             object.__setattr__(self, "speculative_token_tree", _static_tree(tree))
         for name in ("tree_depth", "tree_top_k"):
             value = getattr(self, name)
             if value is not None:
                 _check_integer(name, value, 1, MAX_DRAFT_TOKENS)
-                if tree != "dynamic":
+                if self.speculative_token_tree != "dynamic":
                     raise PacelineError(
-                        f"{name} is {value}, and speculative_token_tree is {tree!r}: it is for dynamic trees",
+                        f"{name} is {value}, and speculative_token_tree is {shown(tree)}: it is for dynamic trees",
                         hint='"speculative_token_tree": "dynamic"',
                     )
         if self.aux_hidden_layers is not None:
-            layers: object = self.aux_hidden_layers
-            if isinstance(layers, str) or not isinstance(layers, Iterable) or not layers:
-                raise PacelineError(f"aux_hidden_layers is {layers!r}; it must be a list of layers")
+            layers = elements(self.aux_hidden_layers)
+            if not layers:
+                raise PacelineError(
+                    f"aux_hidden_layers is {shown(self.aux_hidden_layers)}; it must be a list of layers"
+                )
             for layer in layers:
                 _check_integer("a layer of aux_hidden_layers", layer, 0, 2**31 - 1)
-            object.__setattr__(self, "aux_hidden_layers", tuple(layers))
+            object.__setattr__(self, "aux_hidden_layers", layers)
 
     @property
     def lookahead_shape(self) -> tuple[int, int, int]:
@@ -295,8 +314,21 @@ class SpeculativeConfig:
         foreign = sorted(self.options() - taken)
         if foreign:
             raise PacelineError(
-                f"method {self.method!r} does not take {foreign[0]}",
+                f"method {shown(self.method)} does not take {foreign[0]}",
                 hint=f"it takes: {', '.join(sorted(taken)) or 'no options'}",
+            )
+
+    def check_used(self) -> None:
+        """Raise PacelineError for an option that whoever runs this method alone would ignore."""
+        if self.method == "none":
+            self.check_options()
+        members = (self, *(self.methods or ()))
+        ignored = [] if self.drafts else [name for each in members for name in sorted(each.options() - {"methods"})]
+        if ignored:
+            what = "the draft model" if ignored[0] == "model" else ignored[0]
+            raise PacelineError(
+                f"{what} contradicts num_speculative_tokens 0, which is plain decoding",
+                hint="leave one of the two out",
             )
 
 
@@ -308,14 +340,17 @@ def _foreign_options(method: object) -> frozenset[str]:
 
 
 def _check_integer(name: str, value: object, low: int, high: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise PacelineError(f"{name} is {value!r}; it must be a whole number from {low} to {high}")
+    if not is_whole(value) or not low <= value <= high:
+        raise PacelineError(f"{name} is {shown(value)}; it must be a whole number from {low} to {high}")
 
 
 def _check_real(name: str, value: object, low: float, high: float) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not (number and low <= value <= high):  # type: ignore[operator]
-        raise PacelineError(f"{name} is {value!r}; it must be a number from {low} to {high}")
+    if not is_finite(value) or not low <= value <= high:
+        raise PacelineError(f"{name} is {shown(value)}; it must be a number from {low} to {high}")
+
+
+def _is_tree_name(tree: object) -> bool:
+    return isinstance(tree, str) and tree in TREE_NAMES  # an array has an `==` of its own
 
 
 def _static_tree(paths: Any) -> "StaticTree":
@@ -325,22 +360,24 @@ def _static_tree(paths: Any) -> "StaticTree":
     if isinstance(paths, StaticTree):
         return paths
     fault = PacelineError(
-        f"speculative_token_tree is {paths!r}; it must be one of {', '.join(TREE_NAMES)} or a list of paths of ranks",
+        f"speculative_token_tree is {shown(paths)}; "
+        f"it must be one of {', '.join(TREE_NAMES)} or a list of paths of ranks",
         hint="for instance [[0], [0, 0], [1]]",
     )
     try:
         tree = [tuple(path) for path in (ast.literal_eval(paths) if isinstance(paths, str) else paths)]
-    except (ValueError, SyntaxError, TypeError) as error:
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
         raise fault from error
-    if not tree or not all(isinstance(rank, int) for path in tree for rank in path):
+    if not tree or not all(is_whole(rank) for path in tree for rank in path):
         raise fault
     return StaticTree.of(tree)
 
 
 def _layers(name: str, layers: object) -> tuple[int, ...]:
-    if isinstance(layers, str | Mapping) or not isinstance(layers, Iterable):
-        raise PacelineError(f"{name} is {layers!r}; it must be a list of layer numbers", hint="for instance [8, 10]")
-    numbers = tuple(layers)
+    if (numbers := elements(layers)) is None:
+        raise PacelineError(
+            f"{name} is {shown(layers)}; it must be a list of layer numbers", hint="for instance [8, 10]"
+        )
     for number in numbers:
         _check_integer(name, number, 0, 2**16)
     return tuple(sorted(set(numbers)))
@@ -357,11 +394,13 @@ def _members(
     methods: object, num_speculative_tokens: int | None, default: Callable[[str], dict[str, int]] = lambda method: {}
 ) -> tuple[SpeculativeConfig, ...]:
     """The members of a composite; those given by name alone draft `num_speculative_tokens`, or their own default."""
-    if isinstance(methods, str | Mapping) or not isinstance(methods, Iterable):
-        raise PacelineError(f"methods is {methods!r}; it must be a list of methods", hint='["suffix", "draft_model"]')
+    if (members := elements(methods)) is None:
+        raise PacelineError(
+            f"methods is {shown(methods)}; it must be a list of methods", hint='["suffix", "draft_model"]'
+        )
     shared = {} if num_speculative_tokens is None else {"num_speculative_tokens": num_speculative_tokens}
     return tuple(
-        _member(member, {**default(member), **shared} if isinstance(member, str) else shared) for member in methods
+        _member(member, {**default(member), **shared} if isinstance(member, str) else shared) for member in members
     )
 
 
@@ -370,6 +409,6 @@ def _member(member: object, shared: Mapping[str, Any]) -> SpeculativeConfig:
         return member
     values = {"method": member} if isinstance(member, str) else member
     if not isinstance(values, Mapping):
-        raise PacelineError(f"methods holds {member!r}; each must be a method's name, or a mapping")
+        raise PacelineError(f"methods holds {shown(member)}; each must be a method's name, or a mapping")
     own = {ALIASES.get(key, key) for key in values}
     return SpeculativeConfig.from_dict({**{key: shared[key] for key in shared if key not in own}, **values})

@@ -21,6 +21,7 @@ from paceline.models.cache import KVPool, SequenceCache
 from paceline.models.decoder import Decoder, Segment
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.tokenizer import Tokenizer
+from paceline.values import shown
 
 CATCH_UP_ROWS = 128  # rows of one sequence in a catch-up pass, at most
 
@@ -34,8 +35,8 @@ class _State:
     observed: int = 0  # the first so many of `fed` were observed; the next is the last committed token, the rest drafts
 
     def keep_observed(self) -> None:
+        del self.fed[self.observed :]  # first: an interruption leaves a cache that holds too much, never too little
         self.cache.truncate(self.observed)
-        del self.fed[self.observed :]
 
 
 class DraftModelDrafter:
@@ -131,6 +132,10 @@ class DraftModelDrafter:
         if snapshot is not None:
             snapshot.cache.release()
 
+    def mend(self, snapshots: Sequence[Any]) -> None:
+        """All else is made anew by the next draft; the blocks are those that somebody knows of."""
+        self.pool.recount([state.cache.blocks for state in (*self._states.values(), *snapshots)])
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         self.restore(child, self._states.get(sequence.request_id), len(sequence.token_ids))
 
@@ -178,9 +183,9 @@ def first_difference(target: Tokenizer, draft: Tokenizer) -> str | None:
     ours, theirs = target.token_strings(), draft.token_strings()
     for token, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
         if mine != other:
-            return f"token {token} is {mine!r} in the target and {other!r} in the draft model"
+            return f"token {token} is {shown(mine)} in the target and {shown(other)} in the draft model"
     if len(ours) != len(theirs):
         longer, where = (ours, "target") if len(ours) > len(theirs) else (theirs, "draft model")
         token = min(len(ours), len(theirs))
-        return f"token {token} ({longer[token]!r}) is known to the {where} alone"
+        return f"token {token} ({shown(longer[token])}) is known to the {where} alone"
     return None

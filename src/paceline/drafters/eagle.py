@@ -198,6 +198,10 @@ class EagleDrafter:
         if snapshot is not None:
             snapshot.cache.release()
 
+    def mend(self, snapshots: Sequence[Any]) -> None:
+        """All else is made anew by the next draft; the blocks are those that somebody knows of."""
+        self.pool.recount([state.cache.blocks for state in (*self._states.values(), *snapshots)])
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         self.restore(child, self._states.get(sequence.request_id), len(sequence.token_ids))
 

@@ -83,6 +83,9 @@ class MedusaDrafter:
     def discard(self, snapshot: Any) -> None:
         pass
 
+    def mend(self, snapshots: Sequence[Any]) -> None:
+        pass
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         seen = self._seen.get(sequence.request_id)
         if seen is not None:

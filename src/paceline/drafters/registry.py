@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 
 from paceline.errors import PacelineError
+from paceline.values import shown
 
 GROUP = "paceline.drafters"
 # The lossless rules that take drafts of a shape.
@@ -25,7 +26,9 @@ class Method:
     needs: "nothing", a draft "model", a trained "head", or other "methods".
     shapes: of its drafts, "chain" or "tree"; of two, the first is what it drafts unless told otherwise.
     paper: an arXiv number, or another source. lookup: it drafts from the text alone, in microseconds and without
-    chance, so that a draft may be looked at before it is decided whether to use it.
+    chance, so that a draft may be looked at before it is decided whether to use it. stateless: between steps it keeps
+    nothing of a request, as a class that inherits all its bookkeeping from `Stateless` does; the contract tests hold a
+    method to what it says.
     """
 
     factory: str
@@ -35,6 +38,7 @@ class Method:
     shapes: tuple[str, ...] = ("chain",)
     paper: str = ""
     lookup: bool = False
+    stateless: bool = False
 
     def __post_init__(self) -> None:
         if self.needs not in ("nothing", "model", "head", "methods"):
@@ -55,7 +59,7 @@ class Method:
 
 _HEAD = frozenset({"model", "speculative_token_tree", "tree_depth", "tree_top_k"})
 _SINGLE = {
-    "none": Method("paceline.drafters.none:create", "plain decoding"),
+    "none": Method("paceline.drafters.none:create", "plain decoding", stateless=True),
     "ngram": Method(
         "paceline.drafters.ngram:create",
         "prompt lookup: what followed the same tokens last time",
@@ -92,12 +96,14 @@ _SINGLE = {
         "the target itself, with some of its sublayers left out",
         frozenset({"skip_attention_layers", "skip_mlp_layers", "draft_confidence_threshold"}),
         paper="2309.08168, 2410.06916",
+        stateless=True,
     ),
     "early_exit": Method(
         "paceline.drafters.early_exit:create",
         "the target's first layers; verification goes on where they stopped",
         frozenset({"model", "early_exit_layer", "draft_confidence_threshold"}),
         paper="2404.16710",
+        stateless=True,
     ),
     "lookahead": Method(
         "paceline.drafters.lookahead:create",
@@ -170,11 +176,11 @@ def find(name: str) -> Method:
     bringers = [*(["Paceline itself"] if name in METHODS else []), *sorted(_package(point) for point in points)]
     if len(bringers) > 1:
         raise PacelineError(
-            f"the method name {name!r} is taken twice: by {' and by '.join(bringers)}",
+            f"the method name {shown(name)} is taken twice: by {' and by '.join(bringers)}",
             hint=f"uninstall {bringers[-1]}, or let its author rename the method",
         )
     if not bringers:
-        raise PacelineError(f"unknown speculative method {name!r}", hint=f"one of: {', '.join(names())}")
+        raise PacelineError(f"unknown speculative method {shown(name)}", hint=f"one of: {', '.join(names())}")
     return METHODS[name] if name in METHODS else _load(points[0])
 
 
@@ -187,12 +193,12 @@ def _load(point: EntryPoint) -> Method:
         method = point.load()
     except Exception as error:  # whatever that package breaks with
         raise PacelineError(
-            f"method {point.name!r} of {_package(point)} cannot be loaded: {type(error).__name__}: {error}",
+            f"method {shown(point.name)} of {_package(point)} cannot be loaded: {type(error).__name__}: {error}",
             hint=f"{point.value} must name a paceline.drafters.registry.Method",
         ) from error
     if not isinstance(method, Method):
         raise PacelineError(
-            f"method {point.name!r} of {_package(point)} cannot be loaded: {point.value} is {method!r}",
+            f"method {shown(point.name)} of {_package(point)} cannot be loaded: {point.value} is {shown(method)}",
             hint="it must name a paceline.drafters.registry.Method",
         )
     return method

@@ -21,6 +21,9 @@ class Stateless:
     def discard(self, snapshot: Any) -> None:
         pass
 
+    def mend(self, snapshots: Sequence[Any]) -> None:
+        pass
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         pass
 

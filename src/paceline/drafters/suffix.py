@@ -148,6 +148,9 @@ class SuffixDrafter:
     def discard(self, snapshot: Any) -> None:
         pass
 
+    def mend(self, snapshots: Sequence[Any]) -> None:
+        pass
+
     def fork(self, sequence: SequenceView, child: SequenceView) -> None:
         self.restore(child, None, 0)  # indexing takes hardly longer than a copy
 

@@ -1,16 +1,17 @@
 """What the facade's arguments may be. Raises PacelineError for anything else."""
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.config import EXAMPLE, SpeculativeConfig
 from paceline.drafters.registry import find
 from paceline.engine.request import check_kind
 from paceline.errors import PacelineError
 from paceline.models.adopt import adopt
 from paceline.models.home import Progress
 from paceline.models.load import LoadedModel, load_model
+from paceline.values import elements, shown
 
 
 def loaded(model: Any, dtype: str, device: str | None, progress: Progress) -> LoadedModel:
@@ -33,7 +34,7 @@ def speculative_config_of(given: SpeculativeConfig | Mapping[str, Any] | str) ->
         given = {"method": given}
     if not isinstance(given, SpeculativeConfig | Mapping):
         raise PacelineError(
-            f"speculative_config is {given!r}; it must be a mapping or a method's name", hint='{"method": "ngram"}'
+            f"speculative_config is {shown(given)}; it must be a mapping or a method's name", hint=EXAMPLE
         )
     config = given if isinstance(given, SpeculativeConfig) else SpeculativeConfig.from_dict(given)
     find(config.method)
@@ -47,11 +48,10 @@ def one_each(name: str, given: Any, default: Any, kind: type, count: int) -> lis
     """One for all, or one each."""
     if given is None or isinstance(given, kind):
         return [default if given is None else given] * count
-    if not isinstance(given, Iterable):
-        raise PacelineError(f"{name} is {given!r}", hint=f"it must be {kind.__name__}, one or a list of them")
-    values = list(given)
+    if (values := elements(given)) is None:
+        raise PacelineError(f"{name} is {shown(given)}", hint=f"it must be {kind.__name__}, one or a list of them")
     if len(values) != count:
         raise PacelineError(f"{len(values)} {name} for {count} prompts", hint="give one for all, or one each")
     if not all(isinstance(value, kind) for value in values):
         raise PacelineError(f"{name} must be {kind.__name__}, one or a list of them")
-    return values
+    return list(values)

@@ -21,6 +21,7 @@ from paceline.core.rng import Randomness
 from paceline.core.sampling import BadLogitsError, NoTokenAllowedError
 from paceline.core.stopping import cut
 from paceline.drafters.base import NOTHING, Drafter, features, verification_segment
+from paceline.drafters.registry import names
 from paceline.engine.handover import Handover
 from paceline.engine.outputs import RequestOutput, Update
 from paceline.engine.policy import FixedBudgets, StepPolicy
@@ -32,6 +33,8 @@ from paceline.engine.request import (
     check_draft_tokens,
     check_kind,
     check_list,
+    check_method,
+    check_whole,
     has_methods,
 )
 from paceline.engine.results import LiveRequest
@@ -44,6 +47,7 @@ from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder, ForwardOutput, Segment
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
+from paceline.values import shown
 
 __all__ = ["Engine", "EngineConfig", "RequestOptions"]
 
@@ -51,7 +55,8 @@ logger = logging.getLogger("paceline.engine")
 
 
 class Engine:
-    """Runs requests on one target. `drafters` by name; `method` is used where a request names none.
+    """Runs requests on one target. `drafters` by name; `method` is used where a request names none: one of
+    them, or a name of the registry that `add_method` is to bring.
 
     The tokenizer gives the text; without one outputs have ids alone, and stop strings are refused. `clock`: seconds.
     """
@@ -69,13 +74,14 @@ class Engine:
     ) -> None:
         if not has_methods(target, "forward", "logits", "new_pool"):
             raise PacelineError(
-                f"the target is {target!r:.60}; it must be a decoder", hint="that of a loaded model, say"
+                f"the target is {shown(target)}; it must be a decoder", hint="that of a loaded model, say"
             )
         check_kind("the engine's config", config, EngineConfig, "an EngineConfig")
         check_kind("the tokenizer", tokenizer, Tokenizer | None, "that of a loaded model, or None")
         check_kind("drafters", drafters, Mapping | None, "drafters by name")
         check_kind("the clock", clock, Callable, "a function that gives seconds")
         check_draft_tokens(num_draft_tokens)
+        check_method(method, ("none", *(drafters or {}), *names()))
         eos = target.config.eos_token_ids if eos_token_ids is None else eos_token_ids
         check_list("eos_token_ids", eos)
         self.target = target
@@ -111,7 +117,8 @@ class Engine:
         return self._handover.statistics
 
     def add_method(self, name: str, drafter: Drafter, num_draft_tokens: int) -> None:
-        """Let requests name a method. Raises PacelineError for a drafter that asks for too much."""
+        """Let requests name a method. Raises PacelineError for a bad name, or a drafter that asks for too much."""
+        self._intake.check_offer(name, num_draft_tokens)
         self.speculation.add(name, drafter)
         self._intake.offer(name, drafter, num_draft_tokens)
 
@@ -180,7 +187,8 @@ class Engine:
         self.policy.after(step)
 
     def cancel(self, request_id: int) -> RequestOutput | None:
-        """End a request now, wherever it stands; what it had so far. None if it has ended already."""
+        """End a request now, wherever it stands; what it had so far. None if it has ended already, or never was."""
+        check_whole("the request's id", request_id, 0)
         self._mend()
         live = self._live.get(request_id)
         if live is None:
@@ -199,6 +207,7 @@ class Engine:
         """After an interruption nothing is lost, and no block is held by nobody. Can be interrupted, too."""
         if self._whole:
             return
+        self.speculation.mend()
         self.prefix_cache.mend()
         sequences = [*self.scheduler.running, *self.scheduler.waiting]
         self.pool.recount([self.prefix_cache.held(), *(sequence.cache.blocks for sequence in sequences)])

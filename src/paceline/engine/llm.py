@@ -21,6 +21,7 @@ from paceline.models.home import Progress, silent
 from paceline.models.shipped import shipped_head
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
+from paceline.values import shown
 
 
 class LLM:
@@ -63,6 +64,7 @@ class LLM:
             raise PacelineError("device is empty", hint='leave it out, or "cpu"')
         check_kind("progress", progress, Callable, "a function of what is done, how much, and of how much")
         config = speculative_config_of("auto" if speculative_config is None else speculative_config)
+        config.check_used()
         self.model = loaded(model, dtype, None if device is None else str(device), progress)
         self.speculative_config = config
         blocks = affordable_blocks(self.model, kv_cache_memory_bytes)
@@ -77,16 +79,15 @@ class LLM:
             max_num_batched_tokens=max_num_batched_tokens,
             prefix_cache_blocks=blocks if enable_prefix_caching else 0,
         )
-        speculates = config.method != "none" and config.num_speculative_tokens > 0
         self.engine = Engine(
             self.model.decoder,
             engine_config,
-            method=config.method if speculates else "none",
+            method=config.method if config.drafts else "none",
             tokenizer=self.model.tokenizer,
         )
         self._progress = progress
         self._methods: dict[str, SpeculativeConfig] = {}
-        if speculates:
+        if config.drafts:
             self.add_method(config)
         self._news: list[Update] = []  # of the last step, until they are with those who wait for them
         self._arrived: dict[int, list[Update]] = {}  # by request that somebody is waiting for
@@ -173,13 +174,14 @@ class LLM:
         config = speculative_config_of(config)
         name = config.method
         if name == "none":
+            config.check_options()
             return name
         if config.draft_cache_tokens is None and _has_draft_cache(config):
             config = replace(config, draft_cache_tokens=self.engine.config.num_kv_blocks * BLOCK)
         known = self._methods.get(name)
         if known is not None and replace(known, num_speculative_tokens=config.num_speculative_tokens) != config:
             raise PacelineError(
-                f"method {name!r} is loaded already, with other settings", hint="build another LLM to change them"
+                f"method {shown(name)} is loaded already, with other settings", hint="build another LLM to change them"
             )
         if known is None:
             add_method(self.engine, self.model, config, self._progress)

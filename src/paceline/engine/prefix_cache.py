@@ -135,6 +135,10 @@ class PrefixCache:
         while self._recency:
             self._drop(next(iter(self._recency)))
 
+    def snapshots(self, drafter: Drafter) -> list[Any]:
+        """A drafter's states that it holds."""
+        return [s.state for s in self._snapshots if s.drafter is drafter and s.state is not None]
+
     def held(self) -> list[int]:
         """The blocks that it holds a reference to."""
         return [node.block for node in self._nodes()]

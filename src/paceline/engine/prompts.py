@@ -1,9 +1,10 @@
 """What a user may give as a prompt or a conversation. Raises PacelineError for anything else."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.values import elements, shown
 
 Prompt = str | Sequence[int] | Mapping[str, Any]  # or an array of whole numbers
 Message = Mapping[str, Any]
@@ -12,10 +13,10 @@ Message = Mapping[str, Any]
 def listed(prompts: Any) -> list[Any]:
     """One prompt or several: a list of ids is one, and so is an array of one dimension."""
     prompts = _plain(prompts)
-    if isinstance(prompts, str | bytes | bytearray | Mapping) or not isinstance(prompts, Iterable):
+    if (found := elements(prompts)) is None:
         return [prompts]
-    several = [_plain(prompt) for prompt in prompts]
-    return [several] if several and all(isinstance(item, int) for item in several) else several
+    several = [_plain(prompt) for prompt in found]
+    return [prompts] if several and all(isinstance(item, int) for item in several) else several
 
 
 def text_of(prompt: Any) -> str | None:
@@ -45,19 +46,19 @@ def check_conversation(messages: Any) -> None:
     """A list of one message or more."""
     if not isinstance(messages, Sequence) or not all(isinstance(message, Mapping) for message in messages):
         raise PacelineError(
-            f"a conversation is {messages!r:.60}; it must be a list of messages",
+            f"a conversation is {shown(messages)}; it must be a list of messages",
             hint='[{"role": "user", "content": "…"}]',
         )
     for message in messages:
         content = message.get("content")
         if not isinstance(content, str) and not (content is None and message.get("tool_calls")):
             raise PacelineError(
-                f"a message's content is {content!r:.60}; it must be text", hint="join parts to one text"
+                f"a message's content is {shown(content)}; it must be text", hint="join parts to one text"
             )
     if not messages:
         raise PacelineError("the conversation is empty", hint="give at least one message")
 
 
 def _plain(value: Any) -> Any:
-    """An array or one of its numbers as Python's own."""
-    return value.tolist() if hasattr(value, "tolist") else value
+    """An array or one of its numbers as Python's own; the bytes behind a memoryview are no ids."""
+    return value.tolist() if hasattr(value, "tolist") and not isinstance(value, memoryview) else value

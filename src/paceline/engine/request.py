@@ -7,13 +7,14 @@ from typing import Any
 from paceline.core.constraint import TokenConstraint
 from paceline.core.params import SamplingParams
 from paceline.core.rng import draw_seed
-from paceline.core.stopping import token_limit
+from paceline.core.stopping import check_end_tokens, token_limit
 from paceline.core.verify import RULES, Rule, make_rule
 from paceline.drafters.base import Drafter, check_rule
 from paceline.drafters.config import MAX_DRAFT_TOKENS
 from paceline.errors import PacelineError
 from paceline.models.config import ModelConfig
 from paceline.ops.attention import BLOCK
+from paceline.values import is_whole, shown
 
 # Choices that a request may ask for. All are made where its prompt ends, and wait for seats: many more than these, and
 # keeping count of them takes as long as a pass of a small model (vLLM's bound is 16,384).
@@ -54,12 +55,16 @@ class RequestOptions:
         check_flag("speculative", self.speculative)
         check_flag("private_drafts", self.private_drafts)
         if self.method is not None and not isinstance(self.method, str):
-            raise PacelineError(f"method is {self.method!r}; it must be a method's name", hint="`paceline methods`")
+            raise PacelineError(
+                f"method is {shown(self.method)}; it must be a method's name", hint="`paceline methods`"
+            )
         if not isinstance(self.rule, str) and not has_methods(self.rule, "verify", "target_rows", "draft_sampler"):
-            raise PacelineError(f"rule is {self.rule!r}; it must be a rule's name", hint=f"one of: {', '.join(RULES)}")
+            raise PacelineError(
+                f"rule is {shown(self.rule)}; it must be a rule's name", hint=f"one of: {', '.join(RULES)}"
+            )
         if self.constraint is not None and not has_methods(self.constraint, "start", "advance", "allowed"):
             raise PacelineError(
-                f"constraint is {self.constraint!r}; it must be a TokenConstraint",
+                f"constraint is {shown(self.constraint)}; it must be a TokenConstraint",
                 hint="an object with start(), advance(state, token) and allowed(state), or None",
             )
         if self.num_speculative_tokens is not None:
@@ -99,12 +104,10 @@ class Intake:
     ) -> None:
         if config.max_model_len > model.max_context:
             raise PacelineError(
-                f"max_model_len is {config.max_model_len}, and the model has {model.max_context} positions",
+                f"max_model_len is {shown(config.max_model_len)}, and the model has {model.max_context} positions",
                 hint="lower max_model_len",
             )
-        check_kind("method", method, str, "a method's name")
-        for token in eos_token_ids:
-            check_whole("an end-of-sequence token id", token, 0)
+        check_end_tokens(eos_token_ids, model.vocab_size)
         self._vocab_size = model.vocab_size
         self._config = config
         self._eos_token_ids = eos_token_ids
@@ -112,9 +115,15 @@ class Intake:
         self._default = method
         self._methods = {"none": _Method(None, 0)}
 
-    def offer(self, name: str, drafter: Drafter, num_draft_tokens: int) -> None:
-        """From now on requests may name this method. Raises PacelineError if K cannot be."""
+    def check_offer(self, name: str, num_draft_tokens: int) -> None:
+        """Raise PacelineError for a name that no request could give, or a K that cannot be."""
+        check_kind("method", name, str, "a method's name")
+        if name in ("", "none"):
+            raise PacelineError(f"method {name!r} cannot be a drafter's name", hint='"none" is plain decoding')
         check_draft_tokens(num_draft_tokens)
+
+    def offer(self, name: str, drafter: Drafter, num_draft_tokens: int) -> None:
+        """From now on requests may name this method."""
         self._methods[name] = _Method(drafter, num_draft_tokens)
 
     def request(
@@ -134,7 +143,7 @@ class Intake:
         self._check_prompt(prompt_ids)
         if params.n > MAX_CHOICES:
             raise PacelineError(
-                f"n is {params.n}; it must be at most {MAX_CHOICES}", hint="ask for more in several requests"
+                f"n is {shown(params.n)}; it must be at most {MAX_CHOICES}", hint="ask for more in several requests"
             )
         self._check_room(len(prompt_ids) + limit)
         params.check_vocabulary(self._vocab_size)
@@ -163,11 +172,13 @@ class Intake:
 
     def _check_prompt(self, prompt_ids: Sequence[int]) -> None:
         for token in prompt_ids:
-            if not isinstance(token, int) or isinstance(token, bool):
-                raise PacelineError(f"the prompt holds {token!r:.60}", hint="give token ids: whole numbers, as int")
+            if not is_whole(token):
+                raise PacelineError(f"the prompt holds {shown(token)}", hint="give token ids: whole numbers, as int")
         if not 0 <= min(prompt_ids) <= max(prompt_ids) < self._vocab_size:
             strange = next(token for token in prompt_ids if not 0 <= token < self._vocab_size)
-            raise PacelineError(f"the prompt holds token {strange} and the vocabulary has {self._vocab_size} tokens")
+            raise PacelineError(
+                f"the prompt holds token {shown(strange)} and the vocabulary has {self._vocab_size} tokens"
+            )
 
     def _check_room(self, num_tokens: int) -> None:
         needed = -(-(num_tokens - 1) // BLOCK)  # the newest token has no row
@@ -182,42 +193,51 @@ class Intake:
         if name is None:
             name = self._default if options.speculative else "none"
         if name not in self._methods:
-            raise PacelineError(f"method {name!r} is not loaded", hint=f"this engine has: {', '.join(self._methods)}")
+            raise PacelineError(
+                f"method {shown(name)} is not loaded", hint=f"this engine has: {', '.join(self._methods)}"
+            )
         return self._methods[name if options.speculative else "none"]
 
 
 def check_whole(name: str, value: object, least: int) -> None:
     """Raise PacelineError unless a setting is a whole number of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise PacelineError(f"{name} is {value!r}; it must be a whole number", hint=f"{least} or more")
+    if not is_whole(value):
+        raise PacelineError(f"{name} is {shown(value)}; it must be a whole number", hint=f"{least} or more")
     if value < least:
-        raise PacelineError(f"{name} is {value}; it must be {least} or more")
+        raise PacelineError(f"{name} is {shown(value)}; it must be {least} or more")
 
 
 def check_kind(name: str, value: object, kind: Any, words: str) -> None:
     """Raise PacelineError unless a setting is of a kind; `words` tell a person which."""
     if not isinstance(value, kind):
         raise PacelineError(
-            f"{name} is {value!r:.60}; it must be {words}", hint=f"it is of type {type(value).__name__}"
+            f"{name} is {shown(value)}; it must be {words}", hint=f"it is of type {type(value).__name__}"
         )
+
+
+def check_method(name: object, known: Sequence[str]) -> None:
+    """Raise PacelineError unless a setting is a method's name, one of those known."""
+    check_kind("method", name, str, "a method's name")
+    if name not in known:
+        raise PacelineError(f"unknown method {shown(name)}", hint=f"one of: {', '.join(dict.fromkeys(known))}")
 
 
 def check_list(name: str, value: object) -> None:
     """Raise PacelineError unless a setting is a list or its like; what it holds is another question."""
     if not isinstance(value, Sequence) or isinstance(value, str | bytes | bytearray | memoryview):
-        raise PacelineError(f"{name} is {value!r:.60}; it must be a list", hint="of token ids: whole numbers, as int")
+        raise PacelineError(f"{name} is {shown(value)}; it must be a list", hint="of token ids: whole numbers, as int")
 
 
 def check_flag(name: str, value: object) -> None:
     """Raise PacelineError unless a setting is True or False."""
     if not isinstance(value, bool):
-        raise PacelineError(f"{name} is {value!r}; it must be True or False")
+        raise PacelineError(f"{name} is {shown(value)}; it must be True or False")
 
 
 def check_draft_tokens(count: object) -> None:
-    if not isinstance(count, int) or isinstance(count, bool) or not 0 <= count <= MAX_DRAFT_TOKENS:
+    if not is_whole(count) or not 0 <= count <= MAX_DRAFT_TOKENS:
         raise PacelineError(
-            f"num_speculative_tokens is {count!r}; it must be a whole number from 0 to {MAX_DRAFT_TOKENS}"
+            f"num_speculative_tokens is {shown(count)}; it must be a whole number from 0 to {MAX_DRAFT_TOKENS}"
         )
 
 

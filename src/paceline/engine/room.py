@@ -8,6 +8,7 @@ from paceline.errors import PacelineError
 from paceline.models.config import ModelConfig
 from paceline.models.load import LoadedModel
 from paceline.ops.attention import BLOCK
+from paceline.values import shown
 
 
 def affordable_blocks(model: LoadedModel, memory: int | None) -> int:
@@ -40,12 +41,12 @@ def model_len(config: ModelConfig, asked: int | None, blocks: int) -> int:
         return min(config.max_context, fits)
     if not 1 < asked <= config.max_context:
         raise PacelineError(
-            f"max_model_len is {asked}, and the model has {config.max_context} positions",
+            f"max_model_len is {shown(asked)}, and the model has {config.max_context} positions",
             hint=f"choose 2 to {config.max_context}",
         )
     if asked > fits:
         raise PacelineError(
-            f"max_model_len is {asked}, but the KV cache has room for {fits} tokens",
+            f"max_model_len is {shown(asked)}, but the KV cache has room for {fits} tokens",
             hint="lower max_model_len, or raise kv_cache_memory_bytes",
         )
     return asked

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field
 
+from paceline.drafters.base import draft_budget
 from paceline.engine.prefix_cache import PrefixCache
 from paceline.engine.results import LiveRequest
 from paceline.engine.sequence import Sequence
@@ -114,9 +115,8 @@ class Scheduler:
 
     def _turn(self, sequence: Sequence) -> Turn:
         """Drafts take free blocks, and those of the prefix cache, but nobody else's."""
-        # The last token of all is never worth drafting: the target's own pass yields it.
-        budget = min(sequence.request.num_draft_tokens, sequence.num_left - 1) if sequence.drafter is not None else 0
-        cache = sequence.cache
+        drafter, most, cache = sequence.drafter, sequence.request.num_draft_tokens, sequence.cache
+        budget = 0 if drafter is None else draft_budget(drafter, most, sequence.num_left)
         if not self._free_up(cache.blocks_to_take(1 + budget)):
             budget = len(cache.blocks) * BLOCK - cache.length - 1
         cache.reserve(1 + budget)

@@ -17,6 +17,7 @@ from paceline.engine.sequence import Sequence
 from paceline.errors import PacelineError
 from paceline.models.cache import CacheFull
 from paceline.models.decoder import Decoder
+from paceline.values import shown
 
 logger = logging.getLogger("paceline.engine")
 T = TypeVar("T")
@@ -36,15 +37,17 @@ class Speculation:
 
     def add(self, name: str, drafter: Drafter) -> None:
         """Raises PacelineError for a drafter whose needs a shared target pass cannot meet."""
-        calls = ("observe", "propose", "snapshot", "restore", "discard", "fork", "release")
+        calls = ("observe", "propose", "snapshot", "restore", "discard", "mend", "fork", "release")
         if not has_methods(drafter, *calls) or not isinstance(getattr(drafter, "needs", None), Needs):
-            raise PacelineError(f"method {name!r} is {drafter!r:.60}: that is no drafter", hint=f"it needs {calls}")
+            raise PacelineError(
+                f"method {shown(name)} is {shown(drafter)}: that is no drafter", hint=f"it needs {calls}"
+            )
         check_needs(drafter, self._num_layers)
         for other, present in self.drafters.items():
             if None not in (exits := {drafter.needs.early_layer, present.needs.early_layer}) and len(exits) > 1:
                 raise PacelineError(
-                    f"method {name!r} exits at layer {drafter.needs.early_layer} "
-                    f"and {other!r} at layer {present.needs.early_layer}",
+                    f"method {shown(name)} exits at layer {drafter.needs.early_layer} "
+                    f"and {shown(other)} at layer {present.needs.early_layer}",
                     hint="let them exit at the same layer",
                 )
         self.drafters[name] = drafter
@@ -105,6 +108,15 @@ class Speculation:
 
     def release(self, sequence: Sequence) -> None:
         self._guard(sequence, lambda drafter: drafter.release(sequence))
+
+    def mend(self) -> None:
+        """After an interruption, before any other call: it may have come inside a drafter."""
+        for name, drafter in self.drafters.items():
+            try:
+                drafter.mend(self._prefix_cache.snapshots(drafter))
+            except Exception:
+                self.faults[name] += 1
+                logger.exception("method %s could not mend what an interruption left", name)
 
     def fail(self, sequence: Sequence, error: Exception) -> None:
         """The request goes on without speculation."""

@@ -48,7 +48,9 @@ class TransformersSource:
         weights = {canonical_name(name): tensor for name, tensor in state}
         return tensors_fingerprint((name, weights[name]) for name in names)
 
-    def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
+    def read(
+        self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all, packed: bool = False
+    ) -> ModelParts:
         config = self.describe()
         tokenizer = None if self.tokenizer is None else Tokenizer.from_transformers(self.tokenizer, self.name)
         accept(config, tokenizer)

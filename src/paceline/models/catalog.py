@@ -8,6 +8,7 @@ from typing import Protocol
 from paceline.errors import PacelineError
 from paceline.models.home import Progress, models_folder
 from paceline.models.wheels import WheelParts
+from paceline.values import shown
 
 
 class CatalogSource(Protocol):
@@ -105,6 +106,6 @@ def find(alias: str) -> CatalogEntry:
         return CATALOG[alias]
     closest = closest_alias(alias)
     raise PacelineError(
-        f"{alias!r} is not in the catalog",
+        f"{shown(alias, 200)} is not in the catalog",
         hint=f"did you mean {closest}?" if closest else f"known: {', '.join(CATALOG)}",
     )

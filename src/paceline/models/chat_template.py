@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.values import shown
 
 
 def render_chat_template(
@@ -61,7 +62,7 @@ def _text(index: int, content: Any) -> str:
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise PacelineError(f"message {index}: a content part of type {kind!r} is not supported, only text")
+            raise PacelineError(f"message {index}: a content part of type {shown(kind)} is not supported, only text")
         parts.append(part["text"])
     return "\n".join(parts)
 

@@ -168,7 +168,7 @@ def _json(path: Path, *, required: bool) -> dict[str, Any] | None:
         raise PacelineError(
             f"{path.parent} has no {path.name}", hint="a model folder holds config.json and *.safetensors"
         ) from error
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise PacelineError(f"{path} cannot be read as JSON: {error}", hint="fetch the file again") from error
     if not isinstance(value, dict):
         raise PacelineError(f"{path} does not hold a JSON object", hint="fetch the file again")

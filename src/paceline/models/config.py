@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from paceline.errors import PacelineError
+from paceline.values import is_finite, shown
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
 ROPE_KINDS = ("default", "linear", "llama3", "yarn")
@@ -21,15 +22,15 @@ def require_integer(name: str, value: object, low: int = 1, high: int = _MOST) -
     """`value`, a whole number from `low` to `high`; else an error that names it. True is not a number."""
     if type(value) is not int or not low <= value <= high:
         bounds = "a positive whole number" if (low, high) == (1, _MOST) else f"a whole number from {low} to {high}"
-        raise PacelineError(f"{name} is {value!r}, not {bounds}")
+        raise PacelineError(f"{name} is {shown(value)}, not {bounds}")
     return value
 
 
 def require_number(name: str, value: object) -> float:
     """`value`, a positive and finite number; else an error that names it."""
-    if type(value) not in (int, float) or not 0 < value < math.inf:  # type: ignore[operator]
-        raise PacelineError(f"{name} is {value!r}, not a positive number")
-    return value  # type: ignore[return-value]
+    if not is_finite(value) or value <= 0:
+        raise PacelineError(f"{name} is {shown(value)}, not a positive number")
+    return value
 
 
 @contextmanager
@@ -67,7 +68,9 @@ class RopeConfig:
 
     def __post_init__(self) -> None:
         if self.kind not in ROPE_KINDS:
-            raise PacelineError(f"rope type {self.kind!r} is not supported", hint=f"supported: {', '.join(ROPE_KINDS)}")
+            raise PacelineError(
+                f"rope type {shown(self.kind)} is not supported", hint=f"supported: {', '.join(ROPE_KINDS)}"
+            )
         for name in ("theta", "factor", "beta_fast", "beta_slow"):
             require_number(f"rope {name}", getattr(self, name))
         for name in ("low_freq_factor", "high_freq_factor", "attention_factor", "mscale", "mscale_all_dim"):
@@ -80,7 +83,7 @@ class RopeConfig:
         if self.theta <= 1:
             raise PacelineError(f"rope theta is {self.theta}, it must be above 1")
         if self.kind in ("llama3", "yarn") and self.original_max_position is None:
-            raise PacelineError(f"rope type {self.kind!r} needs original_max_position_embeddings")
+            raise PacelineError(f"rope type {shown(self.kind)} needs original_max_position_embeddings")
         if self.kind == "llama3" and (self.low_freq_factor is None or self.high_freq_factor is None):
             raise PacelineError("rope type 'llama3' needs low_freq_factor and high_freq_factor")
         if self.kind == "llama3" and not self.low_freq_factor < self.high_freq_factor:  # type: ignore[operator]
@@ -124,7 +127,7 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:
             raise PacelineError(
-                f"model family {self.family!r} is not supported", hint=f"supported: {', '.join(FAMILIES)}"
+                f"model family {shown(self.family)} is not supported", hint=f"supported: {', '.join(FAMILIES)}"
             )
         for name in _SIZES:
             require_integer(name, getattr(self, name))
@@ -137,7 +140,7 @@ class ModelConfig:
         if len(self.sliding_windows) != self.num_layers:
             raise PacelineError(f"{len(self.sliding_windows)} layer types are given for {self.num_layers} layers")
         if self.activation not in ("silu", "gelu_tanh"):
-            raise PacelineError(f"activation {self.activation!r} is not supported")
+            raise PacelineError(f"activation {shown(self.activation)} is not supported")
         for window in self.sliding_windows:
             if window is not None:
                 require_integer("the sliding window", window)

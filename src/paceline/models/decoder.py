@@ -15,6 +15,8 @@ from paceline.models.cache import KVPool, SequenceCache
 from paceline.models.config import ModelConfig, RopeConfig, inverse_frequencies
 from paceline.ops.attention import BLOCK
 from paceline.ops.fused import operators_for
+from paceline.ops.fused_layer import fuse
+from paceline.ops.layer import Layer
 from paceline.ops.operators import AttentionLayer, AttentionRows, Step
 from paceline.ops.packed import AnyLinear, PackedLinear, linear_of, look_up
 from paceline.ops.rotary import Rope
@@ -81,31 +83,6 @@ class ForwardOutput:
     taps: dict[int, torch.Tensor]
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    qkv: AnyLinear
-    output: AnyLinear
-    gate_up: AnyLinear
-    down: AnyLinear
-    attention: AttentionLayer
-    attention_norm: torch.Tensor
-    mlp_norm: torch.Tensor
-    post_attention_norm: torch.Tensor | None
-    post_mlp_norm: torch.Tensor | None
-
-    @property
-    def q_norm(self) -> torch.Tensor | None:
-        return self.attention.q_norm
-
-    @property
-    def k_norm(self) -> torch.Tensor | None:
-        return self.attention.k_norm
-
-    @property
-    def window(self) -> int | None:
-        return self.attention.window
-
-
 class Decoder:
     """A target or a draft model, ready to run.
 
@@ -136,11 +113,13 @@ class Decoder:
             for index, window in enumerate(config.sliding_windows)
         ]
 
+        self.fused = [fuse(layer, self.operators) for layer in self.layers]
+
     def _rope(self, rope: RopeConfig) -> Rope:
         frequencies, factor = inverse_frequencies(rope, self.config.head_dim, self.config.max_context)
         return Rope(frequencies.to(self.device), factor)
 
-    def _layer(self, held: Mapping[str, torch.Tensor], index: int, rope: Rope) -> _Layer:
+    def _layer(self, held: Mapping[str, torch.Tensor], index: int, rope: Rope) -> Layer:
         def weight(name: str) -> torch.Tensor | None:
             return held.get(f"layers.{index}.{name}")
 
@@ -148,7 +127,7 @@ class Decoder:
             return linear_of(held[f"layers.{index}.{name}"], weight(f"{name}_bias"))
 
         c = self.config
-        return _Layer(
+        return Layer(
             qkv=linear("qkv"),
             output=linear("output"),
             gate_up=linear("gate_up"),
@@ -169,6 +148,8 @@ class Decoder:
             mlp_norm=held[f"layers.{index}.mlp_norm"],
             post_attention_norm=weight("post_attention_norm"),
             post_mlp_norm=weight("post_mlp_norm"),
+            eps=c.rms_norm_eps,
+            activation=c.activation,
         )
 
     def linears(self) -> Iterable[AnyLinear]:
@@ -225,11 +206,11 @@ class Decoder:
             x = start
         tapped: dict[int, torch.Tensor] = {}
         for part in layers if layers is not None else [LayerStep(i) for i in range(self.config.num_layers)]:
-            layer = self.layers[part.index]
+            layer, fused = self.layers[part.index], self.fused[part.index]
             if part.attention:
-                x = self._attention(layer, x, step)
+                x = layer.attend(x, step, self.operators) if fused is None else fused.attend(x, step)
             if part.mlp:
-                x = self._mlp(layer, x)
+                x = layer.feed_forward(x, self.operators) if fused is None else fused.feed_forward(x)
             if part.index in taps:
                 tapped[part.index] = x
         return ForwardOutput(x, tapped)
@@ -269,21 +250,6 @@ class Decoder:
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Next-token logits of `forward`'s hidden states: [n, d] → [n, V], in the model's precision."""
         return self.head(self.final_hidden(hidden))
-
-    def _attention(self, layer: _Layer, x: torch.Tensor, step: Step) -> torch.Tensor:
-        c, norm = self.config, self.operators.norm
-        qkv = layer.qkv(norm(x, layer.attention_norm, c.rms_norm_eps))
-        mixed = step.attention(qkv, layer.attention)  # [T, heads · head_dim]
-        if layer.post_attention_norm is None:
-            return layer.output(mixed, x)
-        return norm(layer.output(mixed), layer.post_attention_norm, c.rms_norm_eps, x)
-
-    def _mlp(self, layer: _Layer, x: torch.Tensor) -> torch.Tensor:
-        c, norm = self.config, self.operators.norm
-        y = self.operators.gated(layer.gate_up(norm(x, layer.mlp_norm, c.rms_norm_eps)), c.activation)
-        if layer.post_mlp_norm is None:
-            return layer.down(y, x)
-        return norm(layer.down(y), layer.post_mlp_norm, c.rms_norm_eps, x)
 
     def _step(self, segments: Sequence[Segment]) -> Step:
         for segment in segments:

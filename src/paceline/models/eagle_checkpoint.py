@@ -1,6 +1,7 @@
 """EAGLE heads in the formats they are published in: their authors', and for EAGLE-3 vLLM's `speculators`, too."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.models.config import ModelConfig, described_by
 from paceline.models.decoder import Decoder
+from paceline.models.eagle_flags import has_norm, norm_before_residual, norm_output
 from paceline.models.head_checkpoint import (
     KINDS,
     VOCABULARY_ROWS,
@@ -27,6 +29,7 @@ from paceline.models.hf_config import config_from_hf
 from paceline.models.origin import own_settings
 from paceline.ops.dense import plain_linear
 from paceline.ops.packed import AnyLinear, is_packed
+from paceline.values import shown
 
 _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 
@@ -35,19 +38,11 @@ def load_eagle(name: str, target: Decoder) -> EagleHead:
     """An EAGLE-1 or -2 head for `target`: the two differ in how their trees grow alone. Raises PacelineError."""
     files = opened(name, "eagle")
     own_settings(files.config, files.where)
-    config = _layer_config(files, _inner(files.config))
-    size = target.config.hidden_size
-    check_hidden(files, "hidden_size", config.hidden_size, size)
+    config, size = eagle_layer(files, target.config), target.config.hidden_size
     fc = linear(target, files.take("fc.weight", size, 2 * size), files.find("fc.bias", size))
-    if "layer.input_layernorm.weight" in files.tensors:
-        raise PacelineError(f"{files.where}: an EAGLE-1/2 head has no input_layernorm in its first layer")
-    vocab_size = target.config.vocab_size
-    _check_vocabulary(files, config, vocab_size)
     embedding = _embedding(files, target, size)
     layer = _layer(files, config, size, target)
     own = files.find("lm_head.weight", files.rows("lm_head.weight"), size)
-    if own is not None:
-        check_vocabulary(files, "lm_head.weight", len(own), vocab_size)
     files.drop("layer.self_attn.rotary_emb.inv_freq")
     files.check_empty(KINDS["eagle"])
     return EagleHead(layer, embedding, fc, target.head if own is None else linear(target, own))
@@ -56,42 +51,18 @@ def load_eagle(name: str, target: Decoder) -> EagleHead:
 def load_eagle3(name: str, target: Decoder, aux_layers: Sequence[int] | None = None) -> Eagle3Head:
     """An EAGLE-3 head for `target`. `aux_layers`: whose outputs it reads, where its config is wrong or silent."""
     files = opened(name, "eagle3")
-    raw = files.config
-    own = own_settings(raw, files.where) or {}
-    is_speculators = "speculators_model_type" in raw
-    if is_speculators and raw["speculators_model_type"] != "eagle3":
-        raise PacelineError(f"{files.where}: speculators_model_type is {raw['speculators_model_type']!r}, not 'eagle3'")
-    described = raw.get("transformer_layer_config") if is_speculators else _inner(raw)
-    if not isinstance(described, Mapping):
-        raise PacelineError(f"{files.where}: config.json has no transformer_layer_config")
-    config = _layer_config(files, described)
-    size, theirs = config.hidden_size, target.config.hidden_size
-    check_hidden(files, "target_hidden_size", raw.get("target_hidden_size") or theirs, theirs)
-    _check_vocabulary(files, config, target.config.vocab_size)
-    # SpecForge means by norm_output that the output layer reads normed states, which is always so
-    options = Eagle3Options(
-        aux_layers=_aux_layers(files, target.config.num_layers, aux_layers or own.get("aux_hidden_layers")),
-        norm_before_residual=_norm_before_residual(files, is_speculators),
-        norm_output=bool(_said(files, "norm_output")) and (is_speculators or "fc_norm.0.weight" in files.tensors),
-    )
-    fused = len(options.aux_layers) * theirs
-    width = last_dimension(files.tensors["fc.weight"].shape) if "fc.weight" in files.tensors else fused
-    if width != fused:
-        raise PacelineError(
-            f"{files.where}: fc.weight reads {width} values, {len(options.aux_layers)} hidden states of the target "
-            f"make {len(options.aux_layers)} × {theirs}",
-            hint="the head was trained for another target, or on other layers",
-        )
+    config, options = eagle3_layer(files, target.config, aux_layers)
+    size, fused = config.hidden_size, len(options.aux_layers) * target.config.hidden_size
 
     def norm(key: str, width: int = size) -> torch.Tensor:
         return files.take(key, width).to(target.device, target.dtype)
 
-    vocabulary, output = _eagle3_output(files, target, size, own.get("output_layer") == "target")
+    vocabulary, output = _eagle3_output(files, target, size)
     weights = Eagle3Weights(
         embedding=_embedding(files, target, size),
         fc=linear(target, files.take("fc.weight", size, fused), files.find("fc.bias", size)),
         fuse_norms=_fuse_norms(files, len(options.aux_layers), target),
-        input_norm=norm("input_norm.weight", fused) if _flag(files, "norm_before_fc", "input_norm.weight") else None,
+        input_norm=norm("input_norm.weight", fused) if has_norm(files, "norm_before_fc", "input_norm.weight") else None,
         embedding_norm=norm("layer.input_layernorm.weight"),
         feature_norm=norm("layer.hidden_norm.weight"),
         output_norm=norm("norm.weight"),
@@ -101,6 +72,67 @@ def load_eagle3(name: str, target: Decoder, aux_layers: Sequence[int] | None = N
     files.drop("layer.self_attn.rotary_emb.inv_freq")
     files.check_empty(KINDS["eagle3"])
     return Eagle3Head(layer, weights, vocabulary, options)
+
+
+def eagle_layer(files: HeadFiles, target: ModelConfig) -> ModelConfig:
+    """Of an EAGLE-1/2 head's layer. Raises PacelineError for a head that its config and shapes show not to fit."""
+    config = _layer_config(files, _inner(files.config), target)
+    check_hidden(files, "hidden_size", config.hidden_size, target.hidden_size)
+    if "layer.input_layernorm.weight" in files.tensors:
+        raise PacelineError(f"{files.where}: an EAGLE-1/2 head has no input_layernorm in its first layer")
+    _check_vocabulary(files, config, target.vocab_size)
+    if "lm_head.weight" in files.tensors:
+        check_vocabulary(files, "lm_head.weight", files.rows("lm_head.weight"), target.vocab_size)
+    return config
+
+
+def eagle3_layer(
+    files: HeadFiles, target: ModelConfig, aux_layers: Sequence[int] | None = None
+) -> tuple[ModelConfig, Eagle3Options]:
+    """Of an EAGLE-3 head's layer, and what no weight tells. Raises PacelineError as `eagle_layer` does."""
+    raw = files.config
+    own = own_settings(raw, files.where) or {}
+    is_speculators = "speculators_model_type" in raw
+    if is_speculators and raw["speculators_model_type"] != "eagle3":
+        raise PacelineError(
+            f"{files.where}: speculators_model_type is {shown(raw['speculators_model_type'])}, not 'eagle3'"
+        )
+    described = raw.get("transformer_layer_config") if is_speculators else _inner(raw)
+    if not isinstance(described, Mapping):
+        raise PacelineError(f"{files.where}: config.json has no transformer_layer_config")
+    config = _layer_config(files, described, target)
+    size = target.hidden_size
+    check_hidden(files, "target_hidden_size", raw.get("target_hidden_size") or size, size)
+    _check_vocabulary(files, config, target.vocab_size)
+    options = Eagle3Options(
+        aux_layers=_aux_layers(files, target.num_layers, aux_layers or own.get("aux_hidden_layers")),
+        norm_before_residual=norm_before_residual(files, is_speculators),
+        norm_output=norm_output(files, is_speculators),
+    )
+    fused = len(options.aux_layers) * size
+    width = last_dimension(files.tensors["fc.weight"].shape) if "fc.weight" in files.tensors else fused
+    if width != fused:
+        raise PacelineError(
+            f"{files.where}: fc.weight reads {width} values, {len(options.aux_layers)} hidden states of the target "
+            f"make {len(options.aux_layers)} × {size}",
+            hint="the head was trained for another target, or on other layers",
+        )
+    _check_output(files, config, target, own.get("output_layer") == "target")
+    return config, options
+
+
+def _check_output(files: HeadFiles, config: ModelConfig, target: ModelConfig, shared: bool) -> None:
+    """`shared`: the head says that its output rows are the target's own."""
+    rows, named = files.rows("lm_head.weight"), files.rows("d2t")
+    if not rows:
+        if named and not shared:
+            raise PacelineError(f"{files.where}: there is d2t for {named} draft tokens, but no lm_head.weight")
+        check_hidden(files, "there is no lm_head.weight, and hidden_size", config.hidden_size, target.hidden_size)
+    elif "d2t" not in files.tensors:
+        if rows < target.vocab_size:
+            raise unnamed_rows(files, "lm_head.weight", rows, target.vocab_size, "d2t")
+    elif named != rows:
+        raise PacelineError(f"{files.where}: d2t names {named} draft tokens, lm_head.weight has {rows} rows")
 
 
 def _check_vocabulary(files: HeadFiles, config: ModelConfig, vocab_size: int) -> None:
@@ -118,21 +150,37 @@ def _inner(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return inner if isinstance(inner, Mapping) else raw
 
 
-def _layer_config(files: HeadFiles, raw: Mapping[str, Any]) -> ModelConfig:
+def _layer_config(files: HeadFiles, raw: Mapping[str, Any], target: ModelConfig) -> ModelConfig:
     if not raw.get("model_type"):
         raise PacelineError(f"{files.where}: config.json does not describe the head's layer: it has no model_type")
     types = raw.get("layer_types")
     own = types if isinstance(types, list) and len(types) == 1 else None  # else it lists the target's layers
-    with described_by(Path(files.where) / "config.json"):
+    with described_by(Path(files.where) / "config.json"), _beside(target, raw):
         config = config_from_hf({**raw, "num_hidden_layers": 1, "layer_types": own})
     if raw.get("num_hidden_layers", 1) != 1:
         raise PacelineError(f"{files.where}: the head has {raw['num_hidden_layers']} layers, 1 is supported")
     if config.sandwich_norms:
         raise PacelineError(
-            f"{files.where}: the head's layer is of model type {raw['model_type']!r}",
+            f"{files.where}: the head's layer is of model type {shown(raw['model_type'])}",
             hint="layers of llama, mistral, qwen2 and qwen3 are supported, on whatever target",
         )
     return config
+
+
+@contextmanager
+def _beside(target: ModelConfig, raw: Mapping[str, Any]) -> Iterator[None]:
+    """Where a head's width does not go with its number of heads, an error names the target's as well."""
+    size, heads = raw.get("hidden_size"), raw.get("num_attention_heads")
+    try:
+        yield
+    except PacelineError as error:
+        if type(size) is not int or type(heads) is not int or heads < 1 or size % heads == 0:
+            raise
+        raise PacelineError(
+            f"hidden_size {size} is no multiple of its {heads} attention heads; the target's hidden size is "
+            f"{target.hidden_size}, with {target.num_heads} heads",
+            hint="the head was trained for another target, or its config.json is wrong",
+        ) from error
 
 
 def _layer(files: HeadFiles, config: ModelConfig, attention_width: int, target: Decoder) -> HeadLayer:
@@ -173,26 +221,15 @@ def _embedding(files: HeadFiles, target: Decoder, size: int) -> torch.Tensor:
     return target.embedding if same else own
 
 
-def _eagle3_output(files: HeadFiles, target: Decoder, size: int, shared: bool) -> tuple[DraftVocabulary, AnyLinear]:
-    """`shared`: the head says that its output rows are the target's own."""
-    vocab_size, rows = target.config.vocab_size, files.rows("lm_head.weight")
+def _eagle3_output(files: HeadFiles, target: Decoder, size: int) -> tuple[DraftVocabulary, AnyLinear]:
+    """Without rows of its own, the head reads the target's."""
+    rows = files.rows("lm_head.weight")
     d2t, t2d = files.find("d2t", files.rows("d2t")), files.find("t2d", files.rows("t2d"))
+    whole = DraftVocabulary(target.config.vocab_size)
+    vocabulary = whole if d2t is None else _draft_vocabulary(files, d2t, t2d, target)
     if not rows:
-        if d2t is not None and not shared:
-            raise PacelineError(f"{files.where}: there is d2t for {len(d2t)} draft tokens, but no lm_head.weight")
-        check_hidden(files, "there is no lm_head.weight, and hidden_size", size, target.config.hidden_size)
-        if d2t is None:
-            return DraftVocabulary(vocab_size), target.head
-        vocabulary = _draft_vocabulary(files, d2t, t2d, target)
         return vocabulary, target_rows(target, vocabulary)
-    output = plain_linear(files.take("lm_head.weight", rows, size).to(target.device, target.dtype))
-    if d2t is None:
-        if rows < vocab_size:
-            raise unnamed_rows(files, "lm_head.weight", rows, vocab_size, "d2t")
-        return DraftVocabulary(vocab_size), output
-    if len(d2t) != rows:
-        raise PacelineError(f"{files.where}: d2t names {len(d2t)} draft tokens, lm_head.weight has {rows} rows")
-    return _draft_vocabulary(files, d2t, t2d, target), output
+    return vocabulary, plain_linear(files.take("lm_head.weight", rows, size).to(target.device, target.dtype))
 
 
 def _draft_vocabulary(
@@ -210,10 +247,10 @@ def _aux_layers(files: HeadFiles, num_layers: int, chosen: Sequence[int] | None)
     speculators), one in `eagle_config` its output (SpecForge, SGLang)."""
     inputs, nested = files.config.get(_AUX_KEY), files.config.get("eagle_config") or {}
     if not isinstance(nested, Mapping):
-        raise PacelineError(f"{files.where}: config.json holds eagle_config {nested!r}, which is no object")
+        raise PacelineError(f"{files.where}: config.json holds eagle_config {shown(nested)}, which is no object")
     for listed in (inputs, nested.get(_AUX_KEY)):
         if listed is not None and not (isinstance(listed, list) and all(type(i) is int for i in listed)):
-            raise PacelineError(f"{files.where}: {_AUX_KEY} is {listed!r}, which is no list of layers")
+            raise PacelineError(f"{files.where}: {_AUX_KEY} is {shown(listed)}, which is no list of layers")
     if nested.get("use_aux_hidden_state") is False:
         raise PacelineError(f"{files.where}: use_aux_hidden_state is false: the head reads the last hidden state alone")
     if chosen is not None:
@@ -231,38 +268,8 @@ def _aux_layers(files: HeadFiles, num_layers: int, chosen: Sequence[int] | None)
     return layers
 
 
-def _norm_before_residual(files: HeadFiles, is_speculators: bool) -> bool:
-    value = _said(files, "norm_before_residual")
-    if value is None and is_speculators:
-        raise PacelineError(
-            f"{files.where}: config.json does not say norm_before_residual, which speculators takes for false "
-            "and vLLM for true",
-            hint="write into it what the head was trained with",
-        )
-    return bool(value)
-
-
-def _said(files: HeadFiles, flag: str) -> bool | None:
-    """What config.json says of a flag; None: nothing."""
-    value: object = files.config.get(flag)
-    if value is not None and not isinstance(value, bool):
-        raise PacelineError(f"{files.where}: config.json says {flag} {value!r}, which is neither true nor false")
-    return value
-
-
-def _flag(files: HeadFiles, flag: str, tensor: str) -> bool:
-    """Whether the head has an optional norm. Config and tensors must agree where the config speaks."""
-    there, said = tensor in files.tensors, _said(files, flag)
-    if said is not None and said != there:
-        raise PacelineError(f"{files.where}: config.json says {flag} {said}, and {tensor} is {_PRESENCE[there]}")
-    return there
-
-
-_PRESENCE = {True: "there", False: "missing"}
-
-
 def _fuse_norms(files: HeadFiles, count: int, target: Decoder) -> tuple[torch.Tensor, ...]:
-    if not _flag(files, "fc_norm", "fc_norm.0.weight"):
+    if not has_norm(files, "fc_norm", "fc_norm.0.weight"):
         return ()
     width = target.config.hidden_size
     return tuple(files.take(f"fc_norm.{i}.weight", width).to(target.device, target.dtype) for i in range(count))

@@ -16,6 +16,7 @@ from paceline.errors import PacelineError
 from paceline.models.gguf_header import REDOWNLOAD, TensorInfo, parse_header
 from paceline.models.gguf_metadata import Metadata
 from paceline.ops.packed import BF16, TYPES, pack
+from paceline.values import shown
 
 CHUNK_ELEMENTS = 1 << 18  # dequantised at a time, small enough for a core's cache
 _SPLIT_NAME = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
@@ -130,7 +131,7 @@ def open_gguf(path: str | Path) -> GgufFile:
             )
         for name in header.tensors:
             if name in tensors:
-                raise PacelineError(f"{part}: tensor {name!r} is in another part as well", hint=REDOWNLOAD)
+                raise PacelineError(f"{part}: tensor {shown(name)} is in another part as well", hint=REDOWNLOAD)
         tensors.update(header.tensors)
     expected = headers[0].metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
@@ -183,7 +184,7 @@ def _unpermute(rows: Any, heads: int, name: str) -> Any:
     `rows` is [heads × head_dim, bytes of a row]: reordered before dequantisation there is less to move.
     """
     if rows.shape[0] % (2 * heads):
-        raise PacelineError(f"tensor {name!r} has {rows.shape[0]} rows, which {heads} heads do not divide")
+        raise PacelineError(f"tensor {shown(name)} has {rows.shape[0]} rows, which {heads} heads do not divide")
     half = rows.shape[0] // heads // 2
     return rows.reshape(heads, half, 2, -1).swapaxes(1, 2).reshape(rows.shape)
 

@@ -8,6 +8,7 @@ from paceline.errors import PacelineError
 from paceline.models.config import ModelConfig, RopeConfig, described_by
 from paceline.models.gguf import GgufFile
 from paceline.models.gguf_metadata import Metadata
+from paceline.values import shown
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "gemma3")
 # Control tokens that end a turn or a document, by their text, as llama.cpp finds them: files name only one.
@@ -115,10 +116,10 @@ def _architecture_keys(file: GgufFile) -> Metadata:
     arch = general.required("architecture", general.text("architecture"))
     if arch not in ARCHITECTURES:
         raise PacelineError(
-            f"{path}: architecture {arch!r} is not supported", hint=f"supported: {', '.join(ARCHITECTURES)}"
+            f"{path}: architecture {shown(arch)} is not supported", hint=f"supported: {', '.join(ARCHITECTURES)}"
         )
     if (kind := general.text("type")) not in (None, "model"):
-        raise PacelineError(f"{path}: general.type is {kind!r}, not a model", hint="name the model's own file")
+        raise PacelineError(f"{path}: general.type is {shown(kind)}, not a model", hint="name the model's own file")
     meta = Metadata(path, file.metadata, f"{arch}.")
     if meta.get("expert_count") not in (None, 0):
         raise PacelineError(f"{path}: mixture-of-experts models are not supported ({arch})")
@@ -189,7 +190,9 @@ def _rope(meta: Metadata, factors: tuple[float, ...] | None) -> RopeConfig:
     if kind is None:
         kind = "none" if factor is None else "linear"
     if kind not in ("none", "linear", "yarn"):
-        raise PacelineError(f"{meta.path}: rope scaling type {kind!r} is not supported", hint="supported: linear, yarn")
+        raise PacelineError(
+            f"{meta.path}: rope scaling type {shown(kind)} is not supported", hint="supported: linear, yarn"
+        )
     if kind == "none":
         if factor not in (None, 1.0):
             raise meta.refusal("rope.scaling.type", f"is 'none', but a scaling factor of {factor} is given")

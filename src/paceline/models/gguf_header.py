@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.values import shown
 
 MAGIC = b"GGUF"
 REDOWNLOAD = "the file is damaged or its download was cut short; download it again"
@@ -141,7 +142,7 @@ def parse_header(path: Path, part: int) -> Header:
         reader = _Reader(data)
         if data[:4] != MAGIC:
             raise PacelineError(
-                f"{path}: is not a GGUF file (it starts with {data[:4]!r})",
+                f"{path}: is not a GGUF file (it starts with {shown(data[:4])})",
                 hint="give a .gguf file, a folder with safetensors, or a model id",
             )
         try:
@@ -169,12 +170,12 @@ def _read_header(reader: _Reader, path: Path, part: int) -> Header:
     table = [_tensor_entry(reader, part) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment <= 0:
-        raise ValueError(f"general.alignment is {alignment!r}")
+        raise ValueError(f"general.alignment is {shown(alignment)}")
     start = -(-reader.at // alignment) * alignment
     tensors: dict[str, TensorInfo] = {}
     for entry in table:
         if entry.name in tensors:
-            raise ValueError(f"tensor {entry.name!r} is listed twice")
+            raise ValueError(f"tensor {shown(entry.name)} is listed twice")
         tensors[entry.name] = _checked(entry, start, reader.size, path)
     return Header(metadata, tensors)
 
@@ -188,16 +189,16 @@ def _tensor_entry(reader: _Reader, part: int) -> TensorInfo:
 def _checked(entry: TensorInfo, data_start: int, file_size: int, path: Path) -> TensorInfo:
     if entry.type_id not in TENSOR_TYPES:
         raise PacelineError(
-            f"{path}: tensor {entry.name!r} is of type {_type_name(entry.type_id)}, which is not supported",
+            f"{path}: tensor {shown(entry.name)} is of type {_type_name(entry.type_id)}, which is not supported",
             hint=f"supported: {', '.join(t.name for t in TENSOR_TYPES.values())}",
         )
     if not entry.shape or min(entry.shape) < 1 or entry.shape[-1] % entry.type.block_elements:
-        raise ValueError(f"tensor {entry.name!r} of type {entry.type.name} has shape {list(entry.shape)}")
+        raise ValueError(f"tensor {shown(entry.name)} of type {entry.type.name} has shape {list(entry.shape)}")
     offset = data_start + entry.offset
     end = offset + entry.num_rows * entry.row_bytes
     if end > file_size:
         raise PacelineError(
-            f"{path}: cut short: tensor {entry.name!r} ends at byte {end}, the file has {file_size}",
+            f"{path}: cut short: tensor {shown(entry.name)} ends at byte {end}, the file has {file_size}",
             hint=REDOWNLOAD,
         )
     return replace(entry, offset=offset)

@@ -1,12 +1,12 @@
 """Typed access to a GGUF file's metadata: a value of another type than its key's is named, never used."""
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.values import is_finite, shown
 
 _MOST = 2**31 - 1
 
@@ -50,14 +50,14 @@ class Metadata:
         """A positive whole number that is the same for all layers; raises if absent without a default."""
         value = self._of_all_layers(key, default)
         if not _is_whole(value) or not 0 < value <= _MOST:
-            raise self.refusal(key, f"is {value!r}, not a positive whole number")
+            raise self.refusal(key, f"is {shown(value)}, not a positive whole number")
         return int(value)
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive finite number, likewise."""
         value = self._of_all_layers(key, default)
         if not _is_finite(value) or value <= 0:
-            raise self.refusal(key, f"is {value!r}, not a positive number")
+            raise self.refusal(key, f"is {shown(value)}, not a positive number")
         return float(value)
 
     def required(self, key: str, value: Any) -> Any:
@@ -72,7 +72,7 @@ class Metadata:
     def _typed(self, key: str, kind: str, fits: Callable[[Any], bool]) -> Any:
         value = self.get(key)
         if value is not None and not fits(value):
-            raise self.refusal(key, f"is {_shortened(value)}, not {kind}")
+            raise self.refusal(key, f"is {shown(value)}, not {kind}")
         return value
 
     def _of_all_layers(self, key: str, default: Any) -> Any:
@@ -97,13 +97,8 @@ def _is_whole(value: Any) -> bool:
 
 
 def _is_finite(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value)
+    return is_finite(value)
 
 
 def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, list) and all(map(fits, value))
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

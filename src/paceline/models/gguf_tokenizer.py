@@ -17,6 +17,7 @@ from paceline.errors import PacelineError
 from paceline.models.gguf import GgufFile
 from paceline.models.gguf_metadata import Metadata
 from paceline.models.tokenizer import Tokenizer, TokenizerInfo
+from paceline.values import shown
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # tokenizer.ggml.token_type
 
@@ -82,7 +83,7 @@ def tokenizer_from_gguf(file: GgufFile, model_name: str | None = None) -> Tokeni
             backend, adds_bos = _sentencepiece(vocabulary), True
         case other:
             raise PacelineError(
-                f"{vocabulary.path}: tokenizer model {other!r} is not supported",
+                f"{vocabulary.path}: tokenizer model {shown(other)} is not supported",
                 hint="supported: gpt2 (byte-level BPE) and llama (SentencePiece)",
             )
     _add_whole_tokens(backend, vocabulary)
@@ -105,7 +106,7 @@ class _Vocabulary:
         self.ids = {token: index for index, token in enumerate(self.tokens)}
         if len(self.ids) < len(self.tokens):
             twice = next(token for index, token in enumerate(self.tokens) if self.ids[token] != index)
-            raise PacelineError(f"{self.path}: token {twice!r} is in the vocabulary twice")
+            raise PacelineError(f"{self.path}: token {shown(twice)} is in the vocabulary twice")
         if self.model == "llama":
             self.tokens = [self._spelled(index) for index in range(len(self.tokens))]
             self.ids = {token: index for index, token in enumerate(self.tokens)}
@@ -131,7 +132,7 @@ class _Vocabulary:
 def _pre_tokenizer(vocabulary: _Vocabulary) -> PreTokenizer:
     name = vocabulary.keys.text("pre")
     if name not in PRE_TOKENIZERS:
-        said = "is missing" if name is None else f"is {name!r}, which is not known"
+        said = "is missing" if name is None else f"is {shown(name)}, which is not known"
         raise PacelineError(
             f"{vocabulary.path}: tokenizer.ggml.pre {said}, and a guess might give wrong token ids",
             hint="convert the model again with a current llama.cpp, or use its safetensors; "

@@ -4,7 +4,7 @@ A head that does not fit would only never be right: so whatever does not fit is 
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
@@ -16,6 +16,7 @@ from paceline.models.heads import DraftVocabulary, MedusaHead, MedusaHeads
 from paceline.models.origin import own_settings
 from paceline.ops.dense import PlainLinear, plain_linear
 from paceline.ops.packed import AnyLinear, PackedLinear
+from paceline.values import shown
 
 KINDS = {
     "medusa": "Medusa heads",
@@ -95,11 +96,15 @@ def _medusa_vocabulary(
                     f"a head's output layer has {rows} rows"
                 )
         return DraftVocabulary(vocab_size, ids.to(device))
-    check_vocabulary(files, "the heads' output layer", max(map(len, outputs.values()), default=None), vocab_size)
-    fewest = min((len(output) for output in outputs.values()), default=vocab_size)
-    if fewest < vocab_size:
-        raise unnamed_rows(files, "the heads' output layer", fewest, vocab_size, "token_map")
+    check_medusa_rows(files, list(map(len, outputs.values())), vocab_size)
     return DraftVocabulary(vocab_size)
+
+
+def check_medusa_rows(files: HeadFiles, rows: Sequence[int], vocab_size: int) -> None:
+    """Refuse output layers, of so many rows, that no token_map explains: too many of them, or too few."""
+    check_vocabulary(files, "the heads' output layer", max(rows, default=None), vocab_size)
+    if rows and min(rows) < vocab_size:
+        raise unnamed_rows(files, "the heads' output layer", min(rows), vocab_size, "token_map")
 
 
 def _selected(output: torch.Tensor, token_map: torch.Tensor | None) -> torch.Tensor:
@@ -136,7 +141,7 @@ def opened(name: str, kind: str) -> HeadFiles:
         )
     if found != kind:
         raise PacelineError(
-            f"method {kind!r} needs {KINDS[kind]}, and {files.where} holds {KINDS[found]}",
+            f"method {shown(kind)} needs {KINDS[kind]}, and {files.where} holds {KINDS[found]}",
             hint=f'"method": "{found}"',
         )
     deeper = next((key for key in renamed if key.startswith("layers.")), None)

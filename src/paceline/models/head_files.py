@@ -12,6 +12,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.models.checkpoint import INDEX
 from paceline.models.hub import HEAD_PATTERNS, HubId
+from paceline.values import shown
 
 T = TypeVar("T")
 _SAVED = (b"PK", b"\x80")  # how files of torch.save begin: archives, and pickles before them
@@ -72,7 +73,7 @@ def last_dimension(shape: Sequence[int]) -> int:
 def open_head(name: str) -> HeadFiles:
     """A folder or a Hub id. Raises PacelineError, one line, for what is missing, damaged or more than tensors."""
     folder = _folder(name)
-    return HeadFiles(str(folder), _config(folder), without_prefix(_tensors(folder)))
+    return HeadFiles(str(folder), config_of(folder), without_prefix(_tensors(folder)))
 
 
 def _folder(name: str) -> Path:
@@ -82,12 +83,14 @@ def _folder(name: str) -> Path:
     hub_id = None if name.startswith((".", "/", "~")) or path.exists() else HubId.parse(name)
     if hub_id is None or hub_id.file is not None:
         raise PacelineError(
-            f"no draft head {name!r}: no such folder, not a Hub id", hint="a head is a folder with config.json"
+            f"no draft head {shown(name, 200)}: no such folder, not a Hub id",
+            hint="a head is a folder with config.json",
         )
     return hub_id.fetch(HEAD_PATTERNS)
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def config_of(folder: Path) -> dict[str, Any]:
+    """Its config.json. Raises PacelineError if there is none."""
     path = folder / "config.json"
     if not path.exists():
         raise PacelineError(f"{folder} has no config.json", hint="a head is a folder with config.json")

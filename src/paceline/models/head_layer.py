@@ -10,7 +10,6 @@ from paceline.models.config import ModelConfig, inverse_frequencies
 from paceline.ops.attention import BLOCK
 from paceline.ops.dense import PlainLinear, plain_linear
 from paceline.ops.fused import operators_for
-from paceline.ops.norm import rms_norm
 from paceline.ops.operators import AttentionLayer, Operators, Step
 from paceline.ops.rotary import Rope
 from paceline.ops.twins import TorchOperators, queries_keys_values
@@ -81,7 +80,7 @@ class HeadLayer:
         return KVPool(self.config, -(-positions // BLOCK), self.dtype, self.device)
 
     def norm(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return rms_norm(x, weight, self.config.rms_norm_eps)
+        return self.operators.norm(x, weight, self.config.rms_norm_eps)
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor, rows: Sequence[HeadRows]) -> torch.Tensor:
         """Attention over x [T, ·] added to `residual` [T, d], then the feed-forward added to that: [T, d].

@@ -4,11 +4,29 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from paceline.errors import PacelineError
 from paceline.models.checkpoint import read_header
 from paceline.models.config import ModelConfig
-from paceline.models.head_checkpoint import OUTPUT, VOCABULARY_ROWS, is_same_vocabulary, kind_of, one_layer
-from paceline.models.head_files import first_dimension, last_dimension, unpickled, weight_files, without_prefix
+from paceline.models.eagle_checkpoint import eagle3_layer, eagle_layer
+from paceline.models.head_checkpoint import (
+    OUTPUT,
+    VOCABULARY_ROWS,
+    check_medusa_rows,
+    is_same_vocabulary,
+    kind_of,
+    one_layer,
+)
+from paceline.models.head_files import (
+    HeadFiles,
+    config_of,
+    first_dimension,
+    last_dimension,
+    unpickled,
+    weight_files,
+    without_prefix,
+)
 
 Shape = tuple[int, ...]
 
@@ -31,7 +49,9 @@ def find_heads(folders: Iterable[Path], target: ModelConfig) -> list[FoundHead]:
         except (PacelineError, OSError):
             continue
         if (kind := kind_of(shapes)) is not None:
-            found.append(FoundHead(folder, kind, _misfit(kind, shapes, target)))
+            found.append(
+                FoundHead(folder, kind, _misfit(kind, shapes, target) or _refused(folder, kind, shapes, target))
+            )
     return found
 
 
@@ -86,3 +106,22 @@ def _misfit(kind: str, shapes: Mapping[str, Shape], target: ModelConfig) -> str 
     if is_same_vocabulary(rows, target.vocab_size):
         return None
     return f"its vocabulary is {rows}, the target's {target.vocab_size}"
+
+
+def _refused(folder: Path, kind: str, shapes: Mapping[str, Shape], target: ModelConfig) -> str | None:
+    """What loading would say of its config and shapes."""
+    where = str(folder)
+    try:
+        tensors = {name: torch.empty(shape, device="meta") for name, shape in shapes.items()}
+        files = HeadFiles(where, config_of(folder), tensors)
+        match kind:
+            case "eagle":
+                eagle_layer(files, target)
+            case "eagle3":
+                eagle3_layer(files, target)
+            case "medusa" if "token_map" not in shapes:
+                rows = [files.rows(name) for name in shapes if OUTPUT.fullmatch(name) or name == "lm_head.weight"]
+                check_medusa_rows(files, rows, target.vocab_size)
+    except PacelineError as error:
+        return str(error).removeprefix(f"{where}: ")
+    return None

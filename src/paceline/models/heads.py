@@ -13,7 +13,6 @@ import torch
 from paceline.models.head_layer import HeadLayer, HeadRows
 from paceline.ops.activation import silu
 from paceline.ops.dense import PlainLinear
-from paceline.ops.norm import rms_norm
 from paceline.ops.packed import AnyLinear, look_up
 
 
@@ -191,7 +190,7 @@ class Eagle3Head:
         return self.read(states) if self.options.norm_output else states
 
     def read(self, states: torch.Tensor) -> torch.Tensor:
-        return rms_norm(states, self.weights.output_norm, self.layer.config.rms_norm_eps)
+        return self.layer.norm(states, self.weights.output_norm)
 
 
 def _tokens(rows: Sequence[HeadRows], embedding: torch.Tensor) -> torch.Tensor:

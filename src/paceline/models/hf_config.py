@@ -8,6 +8,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.models.config import FAMILIES, ROPE_KINDS, ModelConfig, RopeConfig, require_integer, require_number
+from paceline.values import shown
 
 # Keys that change the arithmetic of some model and are not implemented, each with the values that change nothing
 # (null never does). transformers' classes of our families ignore most of them; the code that wrote them did not.
@@ -138,7 +139,7 @@ def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     if "text_config" not in config:
         return dict(config)
     if not isinstance(config["text_config"], Mapping):
-        raise PacelineError(f"text_config is {config['text_config']!r}, not an object")
+        raise PacelineError(f"text_config is {shown(config['text_config'])}, not an object")
     text = dict(config["text_config"])
     text.setdefault("tie_word_embeddings", config.get("tie_word_embeddings", True))
     return text
@@ -150,7 +151,9 @@ def _family(raw: Mapping[str, Any]) -> str:
         raise PacelineError("config.json has no model_type", hint="is this a language model's folder?")
     family = "gemma3" if model_type in ("gemma3_text", "gemma3") else str(model_type)
     if family not in FAMILIES:
-        raise PacelineError(f"model type {model_type!r} is not supported", hint=f"supported: {', '.join(FAMILIES)}")
+        raise PacelineError(
+            f"model type {shown(model_type)} is not supported", hint=f"supported: {', '.join(FAMILIES)}"
+        )
     return family
 
 
@@ -174,7 +177,7 @@ def _check_values(raw: Mapping[str, Any]) -> None:
             require_number(key, raw[key])
     for key in _FLAGS:
         if raw.get(key) is not None and not isinstance(raw[key], bool):
-            raise PacelineError(f"{key} is {raw[key]!r}, not true or false")
+            raise PacelineError(f"{key} is {shown(raw[key])}, not true or false")
 
 
 def _refuse_unknown_rope(raw: Mapping[str, Any], family: str) -> None:
@@ -199,14 +202,14 @@ def _refuse_unknown_rope(raw: Mapping[str, Any], family: str) -> None:
 def _check_rope(where: str, entry: Mapping[str, Any]) -> None:
     kind = entry.get("rope_type", entry.get("type", "default"))
     if kind not in ROPE_KINDS:
-        raise PacelineError(f"rope type {kind!r} is not supported", hint=f"supported: {', '.join(ROPE_KINDS)}")
+        raise PacelineError(f"rope type {shown(kind)} is not supported", hint=f"supported: {', '.join(ROPE_KINDS)}")
     given = {key: value for key, value in entry.items() if value is not None}
     if unknown := sorted(set(given) - _ROPE_KEYS - _ROPE_KEYS_OF_KIND[kind]):
-        raise PacelineError(f"{where}: {unknown[0]} is not supported for rope type {kind!r}")
+        raise PacelineError(f"{where}: {unknown[0]} is not supported for rope type {shown(kind)}")
     if given.get("partial_rotary_factor", 1) != 1:
-        raise PacelineError(f"{where}: partial_rotary_factor {given['partial_rotary_factor']!r} is not supported")
+        raise PacelineError(f"{where}: partial_rotary_factor {shown(given['partial_rotary_factor'])} is not supported")
     if kind in ("linear", "llama3") and (missing := sorted(_ROPE_KEYS_OF_KIND[kind] - set(given))):
-        raise PacelineError(f"{where}: rope type {kind!r} needs {missing[0]}")
+        raise PacelineError(f"{where}: rope type {shown(kind)} needs {missing[0]}")
     for key in set(given) - {"rope_type", "type", "partial_rotary_factor", "truncate", "finetuned"}:
         require_number(f"{where}: {key}", given[key])
 
@@ -252,7 +255,9 @@ def _windows(hf: Any, family: str) -> tuple[int | None, ...]:
     assert types is not None  # transformers makes them for the other families
     for kind in types:
         if kind not in _LAYER_TYPES:
-            raise PacelineError(f"layer type {kind!r} is not supported", hint=f"supported: {', '.join(_LAYER_TYPES)}")
+            raise PacelineError(
+                f"layer type {shown(kind)} is not supported", hint=f"supported: {', '.join(_LAYER_TYPES)}"
+            )
     if window is None and "sliding_attention" in types:
         raise PacelineError("layer_types names sliding_attention, but there is no sliding_window")
     return tuple(window if kind == "sliding_attention" else None for kind in types)
@@ -261,7 +266,7 @@ def _windows(hf: Any, family: str) -> tuple[int | None, ...]:
 def _activation(name: str) -> str:
     known = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu_tanh": "gelu_tanh"}
     if name not in known:
-        raise PacelineError(f"activation {name!r} is not supported", hint=f"supported: {', '.join(known)}")
+        raise PacelineError(f"activation {shown(name)} is not supported", hint=f"supported: {', '.join(known)}")
     return known[name]
 
 

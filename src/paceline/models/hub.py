@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paceline.errors import PacelineError
 from paceline.models.home import Progress
+from paceline.values import shown
 
 WITHOUT_WEIGHTS = ("*.json", "*.jinja", "tokenizer.model", "*.txt")
 PATTERNS = (*WITHOUT_WEIGHTS, "*.safetensors")
@@ -96,7 +97,7 @@ def _call(source: HubId, download: Callable[[], str]) -> str:
             hint="check the spelling; a private one needs HF_TOKEN; `paceline models` lists the catalog",
         ) from error
     except errors.RevisionNotFoundError as error:
-        raise PacelineError(f"{source}: the repository has no revision {source.revision!r}") from error
+        raise PacelineError(f"{source}: the repository has no revision {shown(source.revision)}") from error
     except errors.RemoteEntryNotFoundError as error:
         raise PacelineError(f"{source}: the repository has no such file") from error
     except errors.HFValidationError as error:

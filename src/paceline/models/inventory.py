@@ -10,6 +10,7 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.models.catalog import CATALOG, CatalogEntry, closest_alias
 from paceline.models.home import folder_size, forget_hash, prepared_folder
+from paceline.values import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def stored_as(name: str) -> Stored:
     if not copies:
         closest = closest_alias(name)
         raise PacelineError(
-            f"nothing is stored under the name {name!r}",
+            f"nothing is stored under the name {shown(name, 200)}",
             hint=f"did you mean {closest}?" if closest else "`paceline models` lists the names",
         )
     return Stored(name, None, copies)

@@ -15,11 +15,12 @@ from paceline.models.decoder import Decoder
 from paceline.models.download import pull
 from paceline.models.home import Progress, silent
 from paceline.models.hub import WITHOUT_WEIGHTS, HubId
-from paceline.models.packing import PACKED, check_packed_runs
+from paceline.models.packing import PACKED, check_packed_runs, packed_runs
 from paceline.models.probe import ProbeResult, probe
 from paceline.models.sources import PRECISIONS, FolderSource, GGUFSource, ModelSource
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.packed import GROUP
+from paceline.values import is_whole, shown
 
 _SPELLINGS = {"bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 # Gemma 3's text models share the multimodal ones' tokenizer, whose placeholder for images they have no row for
@@ -80,7 +81,7 @@ def resolve(name: str, progress: Progress = silent) -> ModelSource:
         return GGUFSource(found) if found.is_file() else FolderSource(found)
     closest = catalog.closest_alias(name)
     raise PacelineError(
-        f"no model {name!r}: no such folder or file, not in the catalog, not a Hub id",
+        f"no model {shown(name, 200)}: no such folder or file, not in the catalog, not a Hub id",
         hint=f"did you mean {closest}?" if closest else "`paceline models` lists the catalog",
     )
 
@@ -102,12 +103,15 @@ def load_model(
     max_context: int | None = None,
     progress: Progress = silent,
     accept: Callable[[Tokenizer | None], None] = accept_any,
+    packed: bool = True,
 ) -> LoadedModel:
     """Load a model by name (see `resolve`).
 
-    dtype: "auto" (a checkpoint's own precision; bf16 for GGUF), "bf16", "fp32" or "fp64"; "file" (matrices held and
-    computed on as the file stores them), "int8" or "int4" (made into groups of 32 that share a scale). The last three
-    run on the CPU; activations that meet quantised weights are rounded to 8 bits, in groups of 32.
+    dtype: "auto" (a checkpoint's own precision; for GGUF "file" where that runs, else "bf16"), "bf16", "fp32" or
+    "fp64"; "file" (matrices held and computed on as the file stores them), "int8" or "int4" (made into groups of 32
+    that share a scale). The last three run on the CPU; activations that meet quantised weights are rounded to 8 bits,
+    in groups of 32.
+    packed: whether "auto" may choose "file"; training and export need weights that are numbers.
     max_context: positions to allow, at most the model's own; None means all of them.
     accept: given the tokenizer before weights are read (of a Hub folder: before they are downloaded); it may raise.
     Raises PacelineError with one line for anything that is missing, damaged or not supported.
@@ -119,7 +123,7 @@ def load_model(
             accept(Tokenizer.of_hf_folder(hub_id.fetch(WITHOUT_WEIGHTS)))
         return resolve(name, progress)
 
-    return load_source(name, find, dtype, device, max_context, progress, accept)
+    return load_source(name, find, dtype, device, max_context, progress, accept, packed)
 
 
 def load_source(
@@ -130,6 +134,7 @@ def load_source(
     max_context: int | None = None,
     progress: Progress = silent,
     accept: Callable[[Tokenizer | None], None] = accept_any,
+    packed: bool = True,
 ) -> LoadedModel:
     """Load what `find` yields, once the other arguments have proved good; as `load_model`."""
     start = time.perf_counter()
@@ -143,7 +148,7 @@ def load_source(
         _check_tokenizer_fits(name, config, tokenizer)
         accept(tokenizer)
 
-    parts = source.read(precision, progress, check)
+    parts = source.read(precision, progress, check, packed and packed_runs(place))
     config = _with_end_of_sequence(_with_context(parts.config, max_context), parts.tokenizer)
     decoder = Decoder(config, parts.weights, PRECISIONS[parts.precision], place)
     return LoadedModel(
@@ -176,7 +181,7 @@ def _precision(dtype: str) -> str | None:
         return None
     name = _SPELLINGS.get(dtype, dtype)
     if name not in PRECISIONS:
-        raise PacelineError(f"unknown dtype {dtype!r}", hint=f"known: auto, {', '.join(PRECISIONS)}")
+        raise PacelineError(f"unknown dtype {shown(dtype)}", hint=f"known: auto, {', '.join(PRECISIONS)}")
     return name
 
 
@@ -184,23 +189,25 @@ def _device(device: str) -> torch.device:
     try:
         place = torch.device(device)
     except RuntimeError as error:
-        raise PacelineError(f"unknown device {device!r}", hint="known: cpu, cuda, cuda:0 …") from error
+        raise PacelineError(f"unknown device {shown(device)}", hint="known: cpu, cuda, cuda:0 …") from error
     if place.type == "cuda" and (not torch.cuda.is_available() or (place.index or 0) >= torch.cuda.device_count()):
         raise PacelineError(
             f"device {device} is not available ({torch.cuda.device_count()} CUDA devices found)",
             hint="use --device cpu, or install a CUDA build of torch",
         )
+    if place.type == "cpu" and place.index not in (None, 0):
+        raise PacelineError(f"device {place} is not available (there is one CPU)", hint="use cpu")
     if place.type not in ("cpu", "cuda"):
-        raise PacelineError(f"device type {place.type!r} is not supported", hint="known: cpu, cuda")
+        raise PacelineError(f"device type {shown(place.type)} is not supported", hint="known: cpu, cuda")
     return place
 
 
 def _with_context(config: ModelConfig, max_context: int | None) -> ModelConfig:
     if max_context is None:
         return config
-    if not 1 <= max_context <= config.max_context:
+    if not is_whole(max_context) or not 1 <= max_context <= config.max_context:
         raise PacelineError(
-            f"max_context {max_context} is not possible: the model has {config.max_context} positions",
+            f"max_context {shown(max_context)} is not possible: the model has {config.max_context} positions",
             hint=f"choose 1 to {config.max_context}",
         )
     return replace(config, max_context=max_context)

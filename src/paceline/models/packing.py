@@ -28,6 +28,11 @@ def check_packed_runs(precision: str, device: torch.device) -> None:
         )
 
 
+def packed_runs(device: torch.device) -> bool:
+    """Whether there are operators for packed matrices there."""
+    return device.type == "cpu" and library.level() is not None
+
+
 def pack_weights(weights: Iterable[tuple[str, torch.Tensor]], precision: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Matrices as `precision` holds them, all else as it comes; "file" packs unquantised weights as bf16."""
     for name, tensor in weights:

@@ -1,6 +1,6 @@
 """The places that a model is read from: a GGUF file and a safetensors folder.
 
-GGUF files are dequantised once into the prepared-weights cache (`store`) and mapped from there. Safetensors
+GGUF files are converted once into the prepared-weights cache (`store`) and mapped from there. Safetensors
 folders are mapped and laid out in memory at each start: a copy at memory speed, and no second copy on disk.
 """
 
@@ -68,8 +68,13 @@ class ModelSource(Protocol):
         """Tells these weights from any others, as they are stored: the same in whichever precision they run."""
         ...
 
-    def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
-        """Config, prepared weights and tokenizer; `precision` None means the source's own."""
+    def read(
+        self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all, packed: bool = False
+    ) -> ModelParts:
+        """Config, prepared weights and tokenizer; `precision` None means the source's own.
+
+        packed: what the source holds in blocks may stay so; else its own precision is one of numbers.
+        """
         ...
 
 
@@ -89,10 +94,12 @@ class GGUFSource:
 
         return config_from_gguf(open_gguf(self.path))
 
-    def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
+    def read(
+        self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all, packed: bool = False
+    ) -> ModelParts:
         from paceline.models.gguf import open_gguf
 
-        chosen = precision or "bf16"
+        chosen = precision or ("file" if packed else "bf16")
         if any(known_sha256(part) is None for part in self.parts()):
             open_gguf(self.path)  # a bad file is refused before gigabytes of it are hashed
         key = store.PreparedKey(self._sha256(progress), chosen)
@@ -173,7 +180,9 @@ class FolderSource:
             check_layer_count(checkpoint.config, checkpoint.stored)
             return config_from_hf(checkpoint.config, checkpoint.generation_config)
 
-    def read(self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all) -> ModelParts:
+    def read(
+        self, precision: str | None, progress: Progress, accept: TokenizerCheck = accept_all, packed: bool = False
+    ) -> ModelParts:
         checkpoint = open_checkpoint(self.path)
         config = self._config(checkpoint)
         inert = check_names(config, checkpoint.stored, str(self.path))

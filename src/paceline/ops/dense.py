@@ -9,6 +9,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.ops.linear import Linear
 from paceline.ops.native.library import LEVELS, Missing, level, load
+from paceline.ops.native.weights import Weights
 
 
 class DenseLinear:
@@ -31,6 +32,10 @@ class DenseLinear:
     def arithmetic(self) -> str:
         """What a verdict on it holds for."""
         return f"native bf16 {self.level}"
+
+    def native(self) -> Weights:
+        out, inner = self.weight.shape
+        return Weights.of(self.weight, out, inner, self.bias)
 
     def first(self, size: int) -> "DenseLinear":
         """The first `size` outputs alone; the weights are shared."""

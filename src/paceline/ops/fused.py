@@ -11,12 +11,12 @@ import torch
 from paceline.errors import PacelineError
 from paceline.ops.native.library import LEVELS, Missing, level, load
 from paceline.ops.operators import AttentionLayer, AttentionRows, Operators
-from paceline.ops.rotary import RotaryTables
+from paceline.ops.rotary import Rope, RotaryTables
 from paceline.ops.twins import TorchOperators
 
 _VERSION = 1  # of their arithmetic: a change of it voids kept verdicts
 _WIDEST = 1024  # a head, as attention.h has room for
-_EVERYTHING = 1 << 40  # a window wider than any context
+EVERYTHING = 1 << 40  # a window wider than any context
 
 
 def operators_for(dtype: torch.dtype, device: torch.device) -> Operators:
@@ -117,22 +117,27 @@ class NativeStep:
         if head_dim > _WIDEST:
             raise ValueError(f"heads of {head_dim}: the native attention takes at most {_WIDEST}")
         self._step = _Step(*(table.ctypes.data for table in held), len(places), num_heads, kv_heads, head_dim)
+        self.reference = ctypes.byref(self._step)
+
+    def rotary(self, rope: Rope) -> tuple[int, int]:
+        """Addresses of cos and sin, [rows, head_dim] float32, valid as long as the step is."""
+        table = self._tables.of(rope)
+        return table.cos.data_ptr(), table.sin.data_ptr()
 
     def attention(self, qkv: torch.Tensor, layer: AttentionLayer) -> torch.Tensor:
         qkv = qkv.contiguous()
         out = qkv.new_empty(qkv.shape[0], layer.num_heads * layer.head_dim)
-        norms, rotary = (layer.q_norm, layer.k_norm), self._tables.of(layer.rope)
+        norms = (layer.q_norm, layer.k_norm)
         done = self._call(
             self._level,
-            ctypes.byref(self._step),
+            self.reference,
             layer.index,
-            _EVERYTHING if layer.window is None else layer.window,
+            EVERYTHING if layer.window is None else layer.window,
             layer.scale,
             layer.eps,
             *(None if norm is None else norm.data_ptr() for norm in norms),
             layer.q_norm is not None and layer.q_norm.dtype == torch.float32,
-            rotary.cos.data_ptr(),
-            rotary.sin.data_ptr(),
+            *self.rotary(layer.rope),
             qkv.data_ptr(),
             out.data_ptr(),
             self._threads,

@@ -31,6 +31,8 @@ class Linear:
         self.padded = True
         self.product = product
 
+    level = None  # none of ours: torch's products have no level
+
     @property
     def arithmetic(self) -> str:
         """What a verdict on it holds for."""

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from paceline.errors import PacelineError
 from paceline.ops.dense import PlainLinear, plain_linear
 from paceline.ops.native.library import LEVELS, Library, Missing, level, load
+from paceline.ops.native.weights import Weights
 
 BF16 = 30  # ggml's id
 GROUP = 32  # activations that share a scale, where weights are quantised
@@ -118,6 +119,9 @@ class PackedLinear:
     def arithmetic(self) -> str:
         """What a verdict on it holds for."""
         return f"native {' '.join(part.type for part in self.parts)} {self.level}"
+
+    def native(self) -> Weights:
+        return Weights.of(self.packed, self.out, self.inner, self.bias)
 
     def first(self, size: int) -> "PackedLinear":
         """The first `size` outputs alone: a copy of their rows."""

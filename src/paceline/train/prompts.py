@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.errors import PacelineError
+from paceline.values import shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,10 @@ def _parsed(path: Path, number: int, line: str) -> Prompt:
     try:
         values: Any = json.loads(line)
         turns = values["turns"] if "turns" in values else [values["prompt"]]
-    except (ValueError, LookupError, TypeError) as error:
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise PacelineError(f"{path}, line {number}: no prompt", hint='{"turns": ["…"]} or {"prompt": "…"}') from error
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):
-        raise PacelineError(f"{path}, line {number}: turns is {turns!r:.60}; it must be a list of texts")
+        raise PacelineError(f"{path}, line {number}: turns is {shown(turns)}; it must be a list of texts")
     return Prompt(str(values.get("id", f"{path.stem}/{number}")), tuple(turns), values.get("category"))
 
 

@@ -9,6 +9,7 @@ from paceline.models.config import ModelConfig, RopeConfig
 from paceline.models.decoder import Decoder
 from paceline.models.layout import canonical_parts
 from paceline.models.load import LoadedModel
+from paceline.models.packing import PACKED
 from paceline.ops.linear import Linear
 from paceline.ops.packed import unpacked
 
@@ -16,9 +17,14 @@ ROPE_KEYS = ("factor", "low_freq_factor", "high_freq_factor", "attention_factor"
 
 
 def hf_twin(model: LoadedModel) -> Any:
-    """Shares every tensor that need not be changed. Raises PacelineError where transformers has no such model."""
+    """Shares every tensor that need not be changed. Raises PacelineError where transformers has no such model, or no
+    numbers to compute with."""
     from transformers import AutoModelForCausalLM
 
+    if model.precision in PACKED:
+        raise PacelineError(
+            f"transformers needs {model.name}'s weights as numbers, and they are packed", hint="use --dtype bf16"
+        )
     config = hf_config(model.config)
     with torch.device("meta"):
         twin = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=model.decoder.dtype)

@@ -1,6 +1,6 @@
 """llama.cpp through its Python package: plain, and with its prompt lookup.
 
-It runs the GGUF file's own quantised weights, which ours widens to bf16: answers may differ, and so may their cost.
+It runs the GGUF file's own quantised weights, rounding activations in a way of its own: answers may differ.
 """
 
 import time

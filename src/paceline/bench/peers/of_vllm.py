@@ -23,7 +23,7 @@ def arms(subject: Subject) -> list[Arm]:
     if not isinstance(source, FolderSource):
         raise PacelineError(f"vLLM is given Hugging Face folders here, and {subject.model.name} is none")
     if subject.model.precision not in DTYPES:
-        raise PacelineError(f"vLLM does not run in {subject.model.precision}")
+        raise PacelineError(f"vLLM does not run in {subject.model.precision}", hint="use --dtype bf16")
     speculation = NGRAM | (
         {} if subject.num_draft_tokens is None else {"num_speculative_tokens": subject.num_draft_tokens}
     )

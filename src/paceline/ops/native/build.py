@@ -53,7 +53,7 @@ def build(extra: Sequence[str] = (), library: Path = LIBRARY) -> list[str]:
                 definitions.append(f"-DPACELINE_WITH_{level.upper()}")
             except BuildError:
                 left_out.append(level)
-        objects += [_compile(compiler, name, definitions, extra, Path(folder)) for name in ("api", "step")]
+        objects += [_compile(compiler, name, definitions, extra, Path(folder)) for name in ("api", "step", "layer")]
         linked = Path(folder) / library.name
         needed = () if sys.platform == "darwin" else ("-Wl,--as-needed", "-static-libgcc")
         _run([*compiler, "-shared", *needed, *extra, "-o", str(linked), *map(str, objects)])

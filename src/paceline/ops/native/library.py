@@ -46,6 +46,8 @@ _SIGNATURES = {
         ctypes.c_bool,
         [_INT, _POINTER, _LONG, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _INT],
     ),
+    "attention_half": (_BOOL, [_INT, *[_POINTER] * 6, _INT]),
+    "mlp_half": (_BOOL, [_INT, _POINTER, _POINTER, _LONG, _POINTER, _INT]),
     "norm": (None, [_INT, _POINTER, _LONG, _LONG, _POINTER, _BOOL, _FLOAT, _POINTER, _POINTER, _INT]),
     "dense": (
         _BOOL,

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "calls.h"
 #include "dense.h"
 #include "threads.h"
 
