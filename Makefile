@@ -6,6 +6,7 @@ VENV ?= .venv
 CPU_WHEEL_INDEX ?= https://download.pytorch.org/whl/cpu
 WORKERS ?= 2
 PYTEST_ARGS ?=
+HEADS_ARGS ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -19,7 +20,7 @@ PROBE = import signal, sys, urllib.request as request; signal.alarm(6); \
 TORCH_INDEX = $(if $(HAS_GPU),,$(shell $(PYTHON) -c '$(PROBE)' '$(CPU_WHEEL_INDEX)' 2>/dev/null))
 
 .DEFAULT_GOAL := help
-.PHONY: help demo native sanitize test check lint types layers format test-slow test-network test-oldest verify-matrix clean distclean
+.PHONY: help demo native sanitize test check lint types layers format test-slow test-network test-oldest verify-matrix heads clean distclean
 
 help:
 	@echo "make demo           install, fetch SmolLM2-135M, stream an answer, print its statistics"
@@ -32,6 +33,7 @@ help:
 	@echo "make test-network   the tests that need the Hugging Face Hub"
 	@echo "make test-oldest    the test suite on the oldest supported dependencies"
 	@echo "make verify-matrix  speculative against plain decoding, token by token and in law (resumable)"
+	@echo "make heads          data and training of the draft heads that come with the package (hours, resumable)"
 	@echo "make clean          remove caches and build products; distclean: the environments too"
 
 demo: $(VENV)/.stamp-install
@@ -89,6 +91,10 @@ oldest-suite:
 verify-matrix: $(VENV)/.stamp-dev
 	$(BIN)/python bench/verify_matrix.py
 	$(BIN)/python bench/verify_law.py
+
+# In the background, too, and interrupted as often as you like: it goes on where it was.
+heads: $(VENV)/.stamp-install
+	$(BIN)/python bench/heads.py $(HEADS_ARGS)
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -219,3 +219,10 @@ def test_a_fingerprint_is_of_the_weights_as_they_are_stored(tiny_llama_dir: Path
     with torch.no_grad():
         hf.model.layers[1].mlp.up_proj.weight[0, 0] += 1
     assert adopt(hf).source.fingerprint() != origin.weights
+
+
+def test_a_prompt_may_hold_what_other_programs_break_lines_at(tmp_path: Path) -> None:
+    text = "one\u2028two\x85three"
+    (tmp_path / "p.jsonl").write_text(json.dumps({"turns": [text]}, ensure_ascii=False) + "\n", encoding="utf-8")
+    (prompt,) = read_prompts(tmp_path / "p.jsonl")
+    assert prompt.turns == (text,)

@@ -16,12 +16,14 @@ from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.early_exit import EarlyExitDrafter
 from paceline.errors import PacelineError
+from paceline.models.exit_adapter import load_exit_adapter
 from paceline.models.load import LoadedModel
 from paceline.models.origin import Origin
 from paceline.train.dataset import Sample
 from paceline.train.evaluate import Evaluation
 from paceline.train.features import OnlineFeatures
 from paceline.train.loop import Loop
+from paceline.train.recipe import UNSURE
 from paceline.train.recipes.eagle import EagleRecipe, EagleSettings
 from paceline.train.recipes.early_exit import EarlyExitRecipe, EarlyExitSettings
 from paceline.train.settings import Settings
@@ -45,6 +47,24 @@ def eagle(target: LoadedModel) -> EagleRecipe:
 def early_exit(target: LoadedModel, samples: list[Sample], vocab: int = 0) -> EarlyExitRecipe:
     vocabulary = most_frequent(samples, vocab, target.config.vocab_size)
     return EarlyExitRecipe(target.decoder, Origin.of(target), vocabulary, EarlyExitSettings(1, 48), 0)
+
+
+def test_an_exit_reads_states_of_any_size_alike(target: LoadedModel, samples: list[Sample], tmp_path: Path) -> None:
+    """Trained on states of known sizes: as the output layer is used to at first, whatever theirs, and written so."""
+    hidden = batch_of(target, samples, (0, -1)).hidden
+    scales = {layer: rows.pow(2).mean(0).sqrt() for layer, rows in hidden.items()}
+    vocabulary = most_frequent(samples, 0, target.config.vocab_size)
+    recipe = EarlyExitRecipe(target.decoder, Origin.of(target), vocabulary, EarlyExitSettings(1, 48), 0, scales)
+    read = recipe.adapter().read(hidden[0])
+    rms = hidden[0].pow(2).mean(-1, keepdim=True).sqrt() / scales[0].pow(2).mean().sqrt()
+    expected = UNSURE * scales[-1] * target.decoder.norm.sign() * hidden[0] / scales[0] / rms
+    torch.testing.assert_close(read, expected, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        for parameter in recipe.parameters.values():
+            parameter += 0.1
+    recipe.write(tmp_path, {})
+    loaded = load_exit_adapter(str(tmp_path), target.decoder)
+    torch.testing.assert_close(loaded.logits(hidden[0]), recipe.adapter().logits(hidden[0]))
 
 
 def test_eagle_trains_what_inference_drafts_from(target: LoadedModel, samples: list[Sample], tmp_path: Path) -> None:
@@ -75,7 +95,7 @@ def test_an_exit_is_trained_as_it_drafts(
     hidden = batch_of(target, samples, recipe.layers).hidden
     if not vocab:
         bare = EarlyExitDrafter(target.decoder, 1)
-        torch.testing.assert_close(recipe.adapter().logits(hidden[0]), bare.read(hidden[0]).clone())
+        torch.testing.assert_close(recipe.adapter().logits(hidden[0]), UNSURE * bare.read(hidden[0]).clone())
     prompts = [sample.token_ids[:6] for sample in samples]
     evaluation = Evaluation(target, recipe, prompts, max_tokens=16)
     recipe.write(tmp_path, {})

@@ -48,17 +48,17 @@ class Interrupted(OnlineFeatures):
         return super().__call__(samples)
 
 
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("how", [{"bf16": True}, {"optimizer": "adamw"}, {"optimizer": "muon"}])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(
-    target: LoadedModel, samples: list[Sample], tmp_path: Path, bf16: bool
+    target: LoadedModel, samples: list[Sample], tmp_path: Path, how: dict[str, object]
 ) -> None:
-    whole = loop(target, samples, tmp_path / "whole", bf16=bf16)
+    whole = loop(target, samples, tmp_path / "whole", **how)
     whole.run()
-    torn = loop(target, samples, tmp_path / "torn", Interrupted(target.decoder, whole.recipe.layers), bf16=bf16)
+    torn = loop(target, samples, tmp_path / "torn", Interrupted(target.decoder, whole.recipe.layers), **how)
     with pytest.raises(KeyboardInterrupt):
         torn.run()
     assert [path.name for path in checkpoints(tmp_path / "torn/checkpoints")] == ["step-0000002", "step-0000004"]
-    again = loop(target, samples, tmp_path / "torn", bf16=bf16)
+    again = loop(target, samples, tmp_path / "torn", **how)
     again.run()
     for name, parameter in whole.recipe.parameters.items():
         assert torch.equal(parameter, again.recipe.parameters[name])

@@ -18,6 +18,7 @@ from paceline.engine.engine import RequestOptions
 from paceline.engine.llm import LLM
 from paceline.engine.statistics import SpeculationStatistics
 from paceline.errors import PacelineError
+from paceline.models.shipped import shipped_methods
 from paceline.values import one_line, whole_of
 
 HELP = {
@@ -184,7 +185,7 @@ class Chat:
         values: dict[str, str | int] = {"method": method}
         if len(words) > 1:
             values["num_speculative_tokens"] = draft_count(method, words[1:])
-        if find(method).needs_model:
+        if find(method).needs_model and not (self._draft_model is None and method in shipped_methods()):
             if self._draft_model is None:
                 raise PacelineError(
                     f"method {method} needs {needed_model(method)}", hint="begin with paceline chat --draft-model NAME"

@@ -17,7 +17,7 @@ def add_parser(subparsers: Any) -> None:
         "methods",
         help="list the drafting methods, and what a model has for each",
         description="List the drafting methods; for a MODEL, which it is ready for: its defaults, and the draft heads "
-        "found in its folder, in the Hub's cache and in --heads. No weights are loaded.",
+        "found in the package, in its folder, in the Hub's cache and in --heads. No weights are loaded.",
     )
     parser.add_argument("model", nargs="?", metavar="MODEL", help="as --model of `paceline generate`")
     parser.add_argument("--heads", action="append", default=[], metavar="FOLDER",
@@ -69,10 +69,13 @@ def _look_at(model: str, folders: list[Path], listed: list[dict[str, Any]]) -> N
     from paceline.models.head_search import find_heads, hub_folders
     from paceline.models.load import resolve
     from paceline.models.progress import terminal_progress
+    from paceline.models.shipped import heads_for
 
-    config = resolve(model, terminal_progress()).describe()
+    source = resolve(model, terminal_progress())
+    config = source.describe()
     own = Path(model).expanduser()
     heads = find_heads([*folders, *([own] if own.is_dir() else []), *hub_folders()], config)
+    heads = [*heads_for(config, source.fingerprint), *heads]
     for method in listed:
         needs = method.get("needs")
         mine = [head for head in heads if head.kind == method["name"]] if needs == "head" else []

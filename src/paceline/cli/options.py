@@ -12,6 +12,7 @@ from paceline.core.params import SamplingParams
 from paceline.drafters.config import MAX_DRAFT_TOKENS, SpeculativeConfig
 from paceline.drafters.registry import find, names
 from paceline.errors import PacelineError
+from paceline.models.shipped import shipped_methods
 from paceline.values import one_line, shown
 
 DEFAULTS = SamplingParams()
@@ -164,7 +165,7 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
     if count is not None:
         check_num_draft_tokens("--num-draft-tokens", count)
     takes_model = "auto" in methods or any("model" in find(method).options for method in methods)
-    needs_model = [method for method in methods if find(method).needs_model]
+    needs_model = [method for method in methods if find(method).needs_model and method not in shipped_methods()]
     if args.draft_model is not None and not takes_model:
         raise PacelineError(
             f"--draft-model {args.draft_model} contradicts --method {args.method}, which uses no second model",

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from paceline.drafters.early_exit import default_exit
 from paceline.errors import PacelineError
 from paceline.models.heads import DraftVocabulary
@@ -74,10 +76,14 @@ def _eagle3(args: argparse.Namespace, material: Material) -> Made:
         norm_output=args.norm_output,
     )
     target = material.model.decoder
-    aux = settings.aux_layers or default_aux_layers(target.config.num_layers)
-    some = next(batches(material.training, args.batch_tokens, args.seed))
-    scales = usual_sizes(OnlineFeatures(target, aux)(some))
+    scales = _scales(args, material, settings.aux_layers or default_aux_layers(target.config.num_layers))
     return Made(Eagle3Recipe(target, material.origin, vocabulary, settings, args.seed, scales), facts)
+
+
+def _scales(args: argparse.Namespace, material: Material, layers: tuple[int, ...]) -> dict[int, torch.Tensor]:
+    """How large the values of these layers' outputs usually are, and those that the output layer reads."""
+    some = next(batches(material.training, args.batch_tokens, args.seed))
+    return usual_sizes(OnlineFeatures(material.model.decoder, (*layers, -1))(some))
 
 
 def _eagle(args: argparse.Namespace, material: Material) -> Made:
@@ -96,7 +102,9 @@ def _early_exit(args: argparse.Namespace, material: Material) -> Made:
     config = material.model.config
     layers = default_exit(config.num_layers) if args.layers is None else args.layers
     settings = EarlyExitSettings(layers, args.inner or 2 * config.hidden_size, args.divergence)
-    return Made(EarlyExitRecipe(material.model.decoder, material.origin, vocabulary, settings, args.seed), facts)
+    scales = _scales(args, material, (layers - 1,))
+    recipe = EarlyExitRecipe(material.model.decoder, material.origin, vocabulary, settings, args.seed, scales)
+    return Made(recipe, facts)
 
 
 def _draft_model(args: argparse.Namespace, material: Material) -> Made:

@@ -41,6 +41,8 @@ def add_run_options(parser: argparse.ArgumentParser, learning_rate: float) -> No
     add("--steps", type=int, metavar="N", help="optimizer steps (default: as many as --epochs takes)")
     add("--epochs", type=float, default=2.0, metavar="X", help="times that each sample is seen (default: %(default)s)")
     add("--lr", type=float, default=learning_rate, metavar="X", help="highest learning rate (default: %(default)s)")
+    add("--optimizer", default="adamw", choices=("adamw", "muon"),
+        help="muon: orthogonal steps of the matrices (default: %(default)s)")
     add("--warmup", type=float, default=0.04, metavar="X", help="share of the steps (default: %(default)s)")
     add("--clip", type=float, default=0.5, metavar="X", help="norm that gradients are cut to (default: %(default)s)")
     add("--weight-decay", type=float, default=0.0, metavar="X", help="of matrices (default: %(default)s)")

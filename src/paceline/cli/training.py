@@ -18,6 +18,7 @@ from paceline.train.divergence import DIVERGENCES
 from paceline.train.evaluate import Evaluation
 from paceline.train.features import CachedFeatures, OnlineFeatures, cache_size
 from paceline.train.loop import EVALUATION, Features, Loop
+from paceline.train.memory import keep_freed_memory
 from paceline.train.processes import Processes, launched
 from paceline.train.provenance import provenance
 from paceline.train.recipe import Recipe
@@ -37,6 +38,7 @@ def train(args: argparse.Namespace) -> int:
         )
     settings = _settings(args, training)
     model = load(args, packed=False)
+    keep_freed_memory()
     unpacked(model.decoder.head)  # it is read and compared with as numbers
     logging.getLogger("paceline.train").setLevel(logging.INFO if processes.is_first else logging.WARNING)
     material = Material(model, Origin.of(model), training, aside)
@@ -70,6 +72,7 @@ def _settings(args: argparse.Namespace, training: list[Sample]) -> Settings:
         warmup=args.warmup,
         clip=args.clip,
         weight_decay=args.weight_decay,
+        optimizer=args.optimizer,
         batch_tokens=args.batch_tokens,
         accumulate=args.accumulate,
         seed=args.seed,

@@ -23,8 +23,10 @@ from paceline.drafters.policy import Policy
 from paceline.drafters.registry import find
 from paceline.models.head_search import find_heads
 from paceline.models.load import LoadedModel
+from paceline.models.shipped import shipped_heads
 
 LOOKUPS = ("suffix", "ngram")  # always members: they need no model
+BY_HEADS = ("eagle3", "medusa", "early_exit")  # best first: every member costs what it observes
 
 
 class AutoDrafter(CompositeDrafter):
@@ -93,7 +95,7 @@ def _first(draft: Proposal, count: int) -> Proposal:
 
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     if config.methods is None:
-        named = (*LOOKUPS, *([] if config.model is None else [_kind(config.model, target)]))
+        named = (*LOOKUPS, *_own(target)) if config.model is None else (*LOOKUPS, _kind(config.model, target))
         members = tuple(SpeculativeConfig.from_dict({"method": name, **auto_draft_tokens(name)}) for name in named)
         config = replace(config, methods=members)
     if not any("draft_cache_tokens" in find(member.method).options for member in config.methods or ()):
@@ -101,6 +103,12 @@ def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     configs = member_configs(config, least=1, before_others={})
     members_ready = [Member(create_drafter(m, target), m.num_speculative_tokens) for m in configs]
     return AutoDrafter(members_ready, [m.method for m in configs if find(m.method).lookup])
+
+
+def _own(target: LoadedModel) -> tuple[str, ...]:
+    """The method of the best head that comes with the package for this target, if there is one."""
+    heads = shipped_heads(target)
+    return tuple(name for name in BY_HEADS if name in heads)[:1]
 
 
 def _kind(model: str, target: LoadedModel) -> str:

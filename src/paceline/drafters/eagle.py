@@ -28,6 +28,7 @@ from paceline.models.head_layer import HeadRows, Path
 from paceline.models.heads import FeatureHead
 from paceline.models.load import LoadedModel
 from paceline.models.origin import check_origin
+from paceline.models.shipped import shipped_head
 
 CATCH_UP_ROWS = 128  # rows of one sequence in a catch-up pass, at most
 TREE_ROWS = 1024  # more than a tree of the most levels and the widest frontier that are of use
@@ -218,14 +219,14 @@ class EagleDrafter:
 
 
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
-    check_origin(_model(config), target)
-    head = load_eagle(_model(config), target.decoder)
+    model = _model(config, target)
+    head = load_eagle(model, target.decoder)
     return EagleDrafter("eagle", head, _tree(config), _cache_tokens(config, target))
 
 
 def create_eagle3(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
-    check_origin(_model(config), target)
-    head = load_eagle3(_model(config), target.decoder, config.aux_hidden_layers)
+    model = _model(config, target)
+    head = load_eagle3(model, target.decoder, config.aux_hidden_layers)
     return EagleDrafter("eagle3", head, _tree(config), _cache_tokens(config, target))
 
 
@@ -241,7 +242,10 @@ def _tree(config: SpeculativeConfig) -> TreeShape:
     return config.tree(EAGLE_TREE)
 
 
-def _model(config: SpeculativeConfig) -> str:
-    if config.model is None:
+def _model(config: SpeculativeConfig, target: LoadedModel) -> str:
+    """The head that is named, or comes with the package. Raises PacelineError for none, and for another target's."""
+    model = config.model or shipped_head(config.method, target)
+    if model is None:
         raise PacelineError(f"method {config.method!r} needs its head", hint='"model": a folder or a Hub id')
-    return config.model
+    check_origin(model, target)
+    return model

@@ -22,6 +22,7 @@ from paceline.models.decoder import Decoder, LayerStep
 from paceline.models.exit_adapter import ExitAdapter, load_exit_adapter
 from paceline.models.load import LoadedModel
 from paceline.models.origin import check_origin
+from paceline.models.shipped import shipped_head
 
 
 class EarlyExitDrafter(Stateless):
@@ -54,12 +55,14 @@ def default_exit(num_layers: int) -> int:
 
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     count, layer, adapter = target.config.num_layers, config.early_exit_layer, None
-    if config.model is not None:
-        check_origin(config.model, target)
-        adapter = load_exit_adapter(config.model, target.decoder)
+    # a layer that somebody names is one to leave at as it is
+    model = config.model or (shipped_head("early_exit", target) if layer is None else None)
+    if model is not None:
+        check_origin(model, target)
+        adapter = load_exit_adapter(model, target.decoder)
         if layer not in (None, adapter.num_layers):
             raise PacelineError(
-                f"early_exit_layer is {layer}, and {config.model} was trained for layer {adapter.num_layers}",
+                f"early_exit_layer is {layer}, and {model} was trained for layer {adapter.num_layers}",
                 hint="leave early_exit_layer out",
             )
         layer = adapter.num_layers

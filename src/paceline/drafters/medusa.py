@@ -23,6 +23,7 @@ from paceline.models.head_checkpoint import load_medusa
 from paceline.models.heads import MedusaHeads
 from paceline.models.load import LoadedModel
 from paceline.models.origin import check_origin
+from paceline.models.shipped import shipped_head
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +96,14 @@ class MedusaDrafter:
 
 
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
-    if config.model is None:
+    model = config.model or shipped_head("medusa", target)
+    if model is None:
         raise PacelineError("method 'medusa' needs its heads", hint='"model": a folder or a Hub id')
-    check_origin(config.model, target)
-    heads, tree = load_medusa(config.model, target.decoder), config.tree(MEDUSA_TREE)
+    check_origin(model, target)
+    heads, tree = load_medusa(model, target.decoder), config.tree(MEDUSA_TREE)
     if tree is config.speculative_token_tree and tree.within(len(heads.heads)) != tree:
         raise PacelineError(
-            f"speculative_token_tree has paths of more tokens than {config.model} has heads, {len(heads.heads)}",
+            f"speculative_token_tree has paths of more tokens than {model} has heads, {len(heads.heads)}",
             hint="a path takes a head a token",
         )
     return MedusaDrafter(heads, tree)

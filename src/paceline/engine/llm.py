@@ -18,6 +18,7 @@ from paceline.engine.request import check_flag, check_kind, check_whole
 from paceline.engine.room import affordable_blocks, model_len
 from paceline.errors import PacelineError
 from paceline.models.home import Progress, silent
+from paceline.models.shipped import shipped_head
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.attention import BLOCK
 from paceline.values import shown
@@ -207,11 +208,11 @@ class LLM:
         )
 
     def _ensure_method(self, options: RequestOptions) -> None:
-        """Methods that need no model of their own are loaded when first asked for."""
+        """Methods that need no model of their own, or have a head in the package, are loaded when first asked for."""
         name = options.method
         if name in (None, "none", *self._methods) or name not in names():
             return
-        if find(name).needs == "nothing":
+        if find(name).needs == "nothing" or shipped_head(name, self.model) is not None:
             self.add_method({"method": name})
 
     def _add(

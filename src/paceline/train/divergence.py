@@ -13,8 +13,25 @@ Divergence = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 def forward_kl(draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     """Σ p log(p / q). Its gradient is that of cross-entropy with soft labels."""
-    log_q, log_p = draft.log_softmax(-1), target.log_softmax(-1)
-    return _mean_difference(log_p, log_p, log_q)
+    distance: torch.Tensor = _ForwardKL.apply(draft, target)  # type: ignore[no-untyped-call]
+    return distance
+
+
+class _ForwardKL(torch.autograd.Function):
+    """The default, over the widest matrices of a step. Its gradient q − p is at hand, which saves as many passes."""
+
+    @staticmethod
+    def forward(ctx, draft, target):  # type: ignore[no-untyped-def]
+        log_q, log_p = draft.log_softmax(-1), target.log_softmax(-1)
+        p = log_p.exp()
+        distance = log_p.sub_(log_q).mul_(p).sum(-1)
+        ctx.save_for_backward(log_q.exp_().sub_(p))
+        return distance
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[no-untyped-def]
+        (difference,) = ctx.saved_tensors
+        return grad[..., None] * difference, None
 
 
 def reverse_kl(draft: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

@@ -53,8 +53,9 @@ def whole_states(decoder: Decoder, texts: Texts, layers: Sequence[int]) -> dict[
         rope = c.local_rope if layer.window is not None and c.local_rope is not None else c.rope
         wide = decoder.compute_dtype
         q, k = rotate(q.to(wide), rotary[rope]) * c.attention_scale, rotate(k.to(wide), rotary[rope])
-        mixed = torch.cat([_attend(q[a:b], k[a:b], v[a:b].to(wide), layer.window) for a, b in texts.spans])
-        y = _product(layer.output, mixed.to(x.dtype).flatten(1))
+        q, k = q.to(v.dtype), k.to(v.dtype)  # fused attention in bf16 sums in float32, and takes a third of the time
+        mixed = torch.cat([_attend(q[a:b], k[a:b], v[a:b], layer.window) for a, b in texts.spans])
+        y = _product(layer.output, mixed.flatten(1))
         x = x + (y if layer.post_attention_norm is None else rms_norm(y, layer.post_attention_norm, c.rms_norm_eps))
         y = _product(layer.gate_up, rms_norm(x, layer.mlp_norm, c.rms_norm_eps))
         y = _product(layer.down, gated(y, c.activation))
@@ -78,10 +79,11 @@ def _rotary(decoder: Decoder, rope: RopeConfig, texts: Texts) -> RotaryTable:
 
 def _attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None) -> torch.Tensor:
     """Causal attention within a document; q [n, heads, head_dim], scaled."""
-    places = torch.arange(len(q), device=q.device)
-    seen = places[None] <= places[:, None]
-    if window is not None:
-        seen &= places[None] > places[:, None] - window
-    q, k, v = (x.transpose(0, 1)[None].to(q.dtype) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=1.0, enable_gqa=True)
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    if window is None:
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=1.0, enable_gqa=True)
+    else:
+        places = torch.arange(q.shape[2], device=q.device)
+        seen = (places[None] <= places[:, None]) & (places[None] > places[:, None] - window)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=1.0, enable_gqa=True)
     return out[0].transpose(0, 1)

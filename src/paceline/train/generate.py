@@ -5,8 +5,9 @@ seed of each request follows from the run's seed and the prompt's id, so an inte
 """
 
 import hashlib
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paceline.core.params import SamplingParams
@@ -16,11 +17,12 @@ from paceline.engine.request import RequestOptions
 from paceline.errors import PacelineError
 from paceline.train.conversation import Span, user_turn
 from paceline.train.journal import Journal
-from paceline.train.prompts import Exclusion, Prompt, select
+from paceline.train.prompts import Exclusion, Prompt
 
 Report = Callable[[int, int], None]
 """Called with (prompts done in this run, tokens generated in it)."""
 TRIES = 10  # of a prompt that a target is to write: base models seldom end a user's turn
+LONGEST_PROMPT = 128  # tokens of one: those that have not ended by then seldom do
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,39 +143,48 @@ def write_prompts(
 ) -> list[Prompt]:
     """`count` different prompts that the target writes: what it samples after the opening of a user's turn.
 
-    Attempt k is the same whenever it is made, and those that come to something are taken in order. Raises
-    PacelineError if too few do.
+    Drawn at temperature 1, whatever the answers are (a greedy target has one prompt only). Attempt k is the same
+    whenever it is made, and those that come to something are taken in order. Raises PacelineError if too few do.
     """
     opening = user_turn(llm.tokenizer)
+    drawn = replace(sampling, temperatures=(1.0,), max_tokens=min(sampling.max_tokens, LONGEST_PROMPT))
     written: dict[int, Prompt | None] = {record["attempt"]: _written(record) for record in journal.records}
     running: dict[int, int] = {}
-    num_tokens = 0
+    chosen: list[Prompt] = []  # of the attempts before `first`, all of which are over
+    taken = Exclusion(set(excluded.ids), set(excluded.keys))
+    first = num_tokens = 0
+    missing = (k for k in itertools.count() if k not in written)
+    upcoming = next(missing)
     while True:
-        attempts = max(written, default=-1) + 1
-        missing = [k for k in range(attempts) if k not in written]
-        chosen, _ = select((prompt for k in sorted(written) if (prompt := written[k]) is not None), excluded)
-        if not missing and len(chosen) >= count:
-            return chosen[:count]
-        if not missing and attempts >= TRIES * count:
-            raise PacelineError(
-                f"of {attempts} prompts that {llm.model.name} wrote {len(chosen)} were of use, {count} were asked for",
-                hint="is it a base model? Give prompts: --prompts FILE",
-            )
-        more_attempts = max(count - len(chosen), llm.engine.config.max_num_seqs)
-        for k in missing or range(attempts, attempts + more_attempts):
-            more = {"stop_token_ids": opening.stop_token_ids, "stop": opening.stop}
-            params = sampling.params(k, "user", k, **more)
-            running[llm.engine.add_request(opening.prompt_ids, params, RequestOptions())] = k
-        while running:
-            updates = llm.engine.step()
-            num_tokens += sum(len(update.token_ids) for update in updates)
-            for output in _finished(updates):
-                answer = _answer(output)
-                k = running.pop(output.request_id)
-                record = {"attempt": k, "finish": answer.finish_reason, "text": answer.text.strip()}
-                journal.add(record)
-                written[k] = _written(record)
-            report(sum(prompt is not None for prompt in written.values()), num_tokens)
+        while first in written:
+            prompt = written[first]
+            if prompt is not None and prompt.keys and taken.reason(prompt) is None:
+                taken.add(prompt)
+                chosen.append(prompt)
+            first += 1
+        if len(chosen) >= count or first >= TRIES * count:
+            break
+        while len(running) < 2 * llm.engine.config.max_num_seqs and upcoming < TRIES * count:
+            params = drawn.params(upcoming, "user", upcoming, stop_token_ids=opening.stop_token_ids, stop=opening.stop)
+            running[llm.engine.add_request(opening.prompt_ids, params, RequestOptions())] = upcoming
+            upcoming = next(missing)
+        updates = llm.engine.step()
+        num_tokens += sum(len(update.token_ids) for update in updates)
+        for output in _finished(updates):
+            answer = _answer(output)
+            k = running.pop(output.request_id)
+            record = {"attempt": k, "finish": answer.finish_reason, "text": answer.text.strip()}
+            journal.add(record)
+            written[k] = _written(record)
+        report(len(chosen), num_tokens)
+    for number in running:
+        llm.engine.cancel(number)
+    if len(chosen) < count:
+        raise PacelineError(
+            f"of {first} prompts that {llm.model.name} wrote {len(chosen)} were of use, {count} were asked for",
+            hint="is it a base model? Give prompts: --prompts FILE",
+        )
+    return chosen[:count]
 
 
 def _written(record: dict[str, Any]) -> Prompt | None:

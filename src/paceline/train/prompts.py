@@ -79,7 +79,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     Raises PacelineError naming the line that is none.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")  # a text may hold other separators (U+2028)
     except (OSError, UnicodeError) as error:
         raise PacelineError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
     parse = _parsed if path.suffix == ".jsonl" else _plain

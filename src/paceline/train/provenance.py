@@ -25,7 +25,7 @@ def provenance(
 ) -> dict[str, Any]:
     """Of a run: what must be known to make it again. `data` names the file's contents, not where it lies."""
     return {
-        "target": {**origin.to_dict(), "origin": model.origin, "precision": model.precision},
+        "target": {**origin.to_dict(), "precision": model.precision},
         "data": hashlib.sha256(data.read_bytes()).hexdigest(),
         "data_about": samples.about,
         "samples": {

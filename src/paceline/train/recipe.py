@@ -15,6 +15,7 @@ from paceline.ops.linear import Linear
 from paceline.ops.packed import AnyLinear, unpacked
 from paceline.train.batch import Batch
 
+UNSURE = 0.2  # of the size that an output norm should have: what is certain and wrong at first takes long to unlearn
 Parameters = dict[str, torch.Tensor]
 """Trained tensors by the name that they have in the finished checkpoint."""
 

@@ -21,6 +21,7 @@ class Settings:
     final_rate: float = 0.05
     clip: float = 0.5
     weight_decay: float = 0.0
+    optimizer: str = "adamw"
     batch_tokens: int = 2048
     accumulate: int = 1
     seed: int = 0

@@ -26,6 +26,7 @@ class Teacher:
     logits: torch.Tensor  # [N, D]
     log_norm: torch.Tensor  # [N] over the whole vocabulary
     covered: torch.Tensor  # [N] bool
+    best: torch.Tensor  # [N] arg-max of `logits`
 
     @classmethod
     @torch.no_grad()
@@ -34,16 +35,17 @@ class Teacher:
         wanted = batch.answers(1)
         states = batch.hidden[-1][wanted].to(target.embedding.dtype)
         head = unpacked(target.head)
-        kept, norms, covered = [], [], []
-        ids, drafted = vocabulary.ids, vocabulary.mask().to(states.device)
+        kept, norms, covered, best = [], [], [], []
         for rows in torch.split(states, ROWS):
             logits = F.linear(rows, head.weight, head.bias)
             logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
             norms.append(logits.logsumexp(-1))
-            covered.append(drafted[logits.argmax(-1)])
-            kept.append(logits if ids is None else logits[:, ids])
+            kept.append(logits if vocabulary.ids is None else logits[:, vocabulary.ids])
+            highest, where = kept[-1].max(-1)
+            covered.append(highest == logits.amax(-1))
+            best.append(where)
         row = torch.cumsum(wanted, 0) - 1
-        return cls(row, torch.cat(kept), torch.cat(norms), torch.cat(covered))
+        return cls(row, *(torch.cat(parts) for parts in (kept, norms, covered, best)))
 
     def select(self, tokens: torch.Tensor) -> "Selection":
         """The rows of these tokens [m], each followed by one of the assistant's."""
@@ -115,7 +117,9 @@ def compare(logits: torch.Tensor, teacher: Teacher, rows: torch.Tensor, divergen
     goal, covered = teacher.logits[rows], teacher.covered[rows]
     loss = (divergence(logits, goal) * covered).sum()
     with torch.no_grad():
-        agreed = (logits.argmax(-1) == goal.argmax(-1)) & covered
-        overlap = torch.minimum(logits.softmax(-1), (goal - teacher.log_norm[rows][:, None]).exp()).sum()
+        own = logits.gather(-1, teacher.best[rows][:, None])[:, 0]
+        agreed = (own == logits.amax(-1)) & covered
+        p = (goal - teacher.log_norm[rows][:, None]).exp_()
+        overlap = torch.minimum(logits.softmax(-1), p, out=p).sum()
         counts = torch.stack([overlap.new_tensor(len(rows)), agreed.sum().to(overlap), overlap]).double()
     return Lesson(loss, counts)

@@ -24,6 +24,7 @@ from paceline.train.feature_head import guess, learn
 from paceline.train.head_format import layer_description, write_head
 from paceline.train.layer import initial_layer, trained_layer
 from paceline.train.recipe import (
+    UNSURE,
     Initial,
     Outcome,
     Parameters,
@@ -53,8 +54,9 @@ class Eagle3Settings:
 
 
 class Eagle3Recipe:
-    """scales: of each layer that is read, the size [d] that its values usually have. A few are hundreds of times larger
-    than the rest; `fc` is trained as if all had size 1, and written as what reads the states as they are.
+    """scales: of each layer that is read, and of −1, the size [d] that its values usually have. A few are hundreds of
+    times larger than the rest; `fc` is trained as if all had size 1, and written as what reads the states as they are.
+    The output norm begins with the sizes that the output layer is used to: with those of a few giants, only they learn.
 
     Raises PacelineError for a target with too few layers to choose three of.
     """
@@ -78,12 +80,13 @@ class Eagle3Recipe:
         self.description = layer_description(target.config)
         self.layer_config = config_from_hf(self.description)
         dtype = working_dtype(target)
-        scales = scales or {layer: torch.ones(target.config.hidden_size, device=target.device) for layer in aux}
+        one = torch.ones(target.config.hidden_size, device=target.device)
+        scales = scales or {-1: target.norm.abs(), **dict.fromkeys(aux, one)}
         self.scales = torch.cat([scales[layer].to(dtype) for layer in aux])  # [3 d]
-        self.parameters: Parameters = trainable(self._initial(seed))
+        self.parameters: Parameters = trainable(self._initial(seed, scales[-1]))
         self.output = float_rows(target.head, vocabulary.ids).to(working_dtype(target))
 
-    def _initial(self, seed: int) -> dict[str, torch.Tensor]:
+    def _initial(self, seed: int, read: torch.Tensor) -> dict[str, torch.Tensor]:
         count, size = len(self.options.aux_layers), self.layer_config.hidden_size
         draw = Initial(seed, working_dtype(self.target), self.target.device)
         # what begins as the last of the states, scaled: read by the output layer, it says about what the target will
@@ -91,8 +94,7 @@ class Eagle3Recipe:
         tensors["fc.weight"][:, -size:] += torch.eye(size, dtype=draw.dtype, device=draw.device)
         tensors |= initial_layer(draw, self.layer_config, 2 * size, LAYER)
         tensors |= {f"{LAYER}{name}.weight": draw.ones(size) for name in ("hidden_norm", "input_layernorm")}
-        last = self.scales[-size:]
-        tensors["norm.weight"] = draw.copy(self.target.norm * last / last.pow(2).mean().sqrt())
+        tensors["norm.weight"] = draw.copy(UNSURE * read * self.target.norm.sign())
         if self.settings.fuse_norms:
             tensors |= {f"fc_norm.{i}.weight": draw.ones(size) for i in range(count)}
         return tensors

@@ -1,7 +1,7 @@
 """An early exit that is read well: a small adapter after the target's first layers; the target is untouched.
 
 loss = KL(p ‖ q), where q is read from the exit at a token and p is what the whole target says there. The adapter begins
-as the identity and its norm as the target's, so that training starts from the bare exit. Output layer: the target's.
+as the identity, so that training starts from the bare exit, only less certain. Output layer: the target's.
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,7 @@ from paceline.train.batch import Batch
 from paceline.train.divergence import DIVERGENCES
 from paceline.train.head_format import write_head
 from paceline.train.recipe import (
+    UNSURE,
     Initial,
     Outcome,
     Parameters,
@@ -47,14 +48,24 @@ class EarlyExitSettings:
 
 
 class EarlyExitRecipe:
-    """Raises PacelineError for an exit that is none."""
+    """scales: the size [d] that values usually have at the exit, and where the output layer reads (−1). A few are
+    hundreds of times larger than the rest at the exit; the adapter is trained as if all had size 1 there.
+
+    Raises PacelineError for an exit that is none.
+    """
 
     method = "early_exit"
     depth = DEPTH  # a drafted token is read as any other is: at each depth alike
     drafting: Mapping[str, Any] = MappingProxyType({"draft_confidence_threshold": 0.0})
 
     def __init__(
-        self, target: Decoder, origin: Origin, vocabulary: DraftVocabulary, settings: EarlyExitSettings, seed: int
+        self,
+        target: Decoder,
+        origin: Origin,
+        vocabulary: DraftVocabulary,
+        settings: EarlyExitSettings,
+        seed: int,
+        scales: Mapping[int, torch.Tensor] | None = None,
     ) -> None:
         if not 1 <= settings.num_layers < target.config.num_layers:
             raise PacelineError(
@@ -64,12 +75,14 @@ class EarlyExitRecipe:
         self.target, self.origin, self.vocabulary, self.settings = target, origin, vocabulary, settings
         self.layers: tuple[int, ...] = (settings.num_layers - 1, -1)
         size, draw = target.config.hidden_size, Initial(seed, working_dtype(target), target.device)
+        sizes, read = (scales[layer] for layer in self.layers) if scales else (draw.ones(size), target.norm.abs())
+        self.sizes = sizes.to(draw.dtype)
         self.parameters: Parameters = trainable(
             {
                 "exit.input_norm.weight": draw.ones(size),
                 "exit.down.weight": draw.matrix(settings.inner, size),
                 "exit.up.weight": draw.zeros(size, settings.inner),
-                "exit.norm.weight": draw.copy(target.norm),
+                "exit.norm.weight": draw.copy(UNSURE * read * target.norm.sign()),
             }
         )
         self.output = float_rows(target.head, vocabulary.ids).to(working_dtype(target))
@@ -77,9 +90,15 @@ class EarlyExitRecipe:
     def adapter(self) -> ExitAdapter:
         """The adapter that inference drafts with, made of the trained tensors: gradients reach them."""
         eps, output = self.target.config.rms_norm_eps, Linear(self.output)
-        adapter = make_adapter(self.parameters, self.settings.num_layers, output, self.vocabulary, eps)
+        adapter = make_adapter(self._tensors(), self.settings.num_layers, output, self.vocabulary, eps)
         in_one_call((adapter.down, adapter.up, output))
         return adapter
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """The adapter's, for states as they are."""
+        p, relative = self.parameters, self.sizes.pow(2).mean().sqrt() / self.sizes
+        norms = {f"exit.{name}.weight": p[f"exit.{name}.weight"] * relative for name in ("input_norm", "norm")}
+        return {**p, **norms, "exit.up.weight": p["exit.up.weight"] * self.sizes[:, None]}
 
     def learn(self, batch: Batch) -> Outcome:
         teacher = Teacher.of(self.target, batch, self.vocabulary)
@@ -99,7 +118,7 @@ class EarlyExitRecipe:
         return {**asdict(self.settings), "draft_vocab_size": len(self.output)}
 
     def write(self, folder: Path, provenance: Mapping[str, Any]) -> None:
-        tensors = dict(self.parameters)
+        tensors = self._tensors()
         if self.vocabulary.ids is not None:
             tensors["token_map"] = self.vocabulary.ids
         own = {"method": self.method, "early_exit_layer": self.settings.num_layers, "output_layer": "target"}
