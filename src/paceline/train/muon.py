@@ -2,6 +2,7 @@
 
 A few directions of a target's states carry most of the gradient. AdamW's steps, large in all entries at once, add up
 along them; made orthogonal, a step moves none further than another, so that rates may be higher and runs shorter.
+torch.optim.Muon is the same from torch 2.9 on; the oldest that we run with has none.
 """
 
 from collections.abc import Callable, Iterable
