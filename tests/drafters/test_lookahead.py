@@ -126,6 +126,18 @@ def test_columns_move_on_with_the_text(ran: int, moved: int) -> None:
     assert state.columns == [[100 + moved + row + i for row in range(3)] for i in range(left)]
 
 
+def test_the_first_columns_ngram_begins_with_the_token_that_the_text_took() -> None:
+    """What the window had guessed there was not fed: the text's last token stood in its place."""
+    drafter, text = LookaheadDrafter(Shape(2, 4, 8)), Text([0] * 9)
+    drafter.propose([text], [100])  # type: ignore[list-item]
+    state = drafter._states[1]
+    state.columns, state.in_flight = [[66, 101, 102], [101, 102, 103]], 2
+    drafter.observe(text, [100], Features(scratch_argmax=torch.tensor([103, 104])))  # type: ignore[arg-type]
+    assert state.pool.after(100) == [(101, 102, 103)]
+    assert state.pool.after(101) == [(102, 103, 104)]
+    assert not state.pool.after(66)
+
+
 def test_the_true_future_is_foreseen() -> None:
     """Jacobi's fixed point: a window of right tokens yields right n-grams, and they are accepted."""
     accepted = []
