@@ -32,6 +32,7 @@ class Ledger:
     cancelled: set[int] = field(default_factory=set)
     answers: dict[int, list[int]] = field(default_factory=dict)  # the first choice's
     stopped: set[int] = field(default_factory=set)
+    cut_off: list[int] = field(default_factory=list)  # how often one that was cancelled while it decoded was put back
     put_back_at: list[int] = field(default_factory=list)  # how many tokens a sequence had when it lost its rows
 
     def close(self, output: RequestOutput) -> None:
@@ -86,9 +87,12 @@ def live(
             ledger.asked[engine.add_request(prompt, params, options)] = prompt, params
             after_request(len(ledger.asked))
         if ledger.asked and source.random() < 0.1:
-            number = source.choice(list(ledger.asked))
+            running = [sequence for sequence in engine.scheduler.running if sequence.num_output]
+            struck = source.choice(running) if running and source.random() < 0.7 else None
+            number = source.choice(list(ledger.asked)) if struck is None else struck.request.request_id
             if engine.cancel(number) is not None:
                 ledger.cancelled.add(number)
+                ledger.cut_off += [] if struck is None else [struck.num_put_back]
                 current.shown = {key: updates for key, updates in current.shown.items() if key[0] != number}
         held = (*engine.scheduler.running, *engine.scheduler.waiting)
         assert all(draft._states.keys() <= {sequence.request_id for sequence in held} for draft in drafts)
@@ -137,6 +141,8 @@ def test_soak(count: int) -> None:
     assert ledger.answers.keys() == ledger.asked.keys() - ledger.cancelled
     assert count // 50 < len(ledger.cancelled) < count // 2
     assert sum(tokens > 3 for tokens in ledger.put_back_at) >= count // 20, "decoding sequences must lose their rows"
+    assert len(ledger.cut_off) >= count // 25, "requests must be cancelled while they decode"
+    assert count < 500 or sum(map(bool, ledger.cut_off)) >= 5, "and after they were put back"
     for number, got in ledger.answers.items():
         expected = plain(target, *ledger.asked[number])
         assert got == expected[: len(got)]
