@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from paceline.cli.loading import require_tokenizer
 from paceline.cli.tuning import Log, encode, read_prompts
 from paceline.core.params import SamplingParams
 from paceline.decode import decode
@@ -124,8 +125,7 @@ def tune(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     prompts = read_prompts(Path(args.prompts), args.num_prompts)
     model = load_model(args.model, dtype=args.dtype)
-    if model.tokenizer is None:
-        raise PacelineError(f"model {model.name} has no tokenizer", hint="put its tokenizer.json into its folder")
+    tokenizer = require_tokenizer(model)
     log = Log(
         Path(args.log),
         {
@@ -138,7 +138,7 @@ def tune(args: argparse.Namespace) -> int:
         },
         Trial.parse,
     )
-    ids = [encode(model.tokenizer, prompt, args.raw) for prompt in prompts]
+    ids = [encode(tokenizer, prompt, args.raw) for prompt in prompts]
     clock = time.process_time if args.cpu_time else time.perf_counter
     workload = Workload(model.decoder, ids, args.max_tokens, args.num_draft_tokens, clock)
     workload.run(NoDrafter())  # warms up

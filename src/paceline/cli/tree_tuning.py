@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from paceline.cli.loading import require_tokenizer
 from paceline.cli.tuning import Log, encode, read_prompts
 from paceline.core.drafting import DraftSampler, Draw
 from paceline.core.params import SamplingParams
@@ -134,8 +135,7 @@ def tune(args: argparse.Namespace) -> int:
         torch.set_num_threads(args.threads)
     prompts = read_prompts(Path(args.prompts), args.num_prompts)
     model = load_model(args.model, dtype=args.dtype)
-    if model.tokenizer is None:
-        raise PacelineError(f"model {model.name} has no tokenizer", hint="put its tokenizer.json into its folder")
+    tokenizer = require_tokenizer(model)
     depth = {"num_speculative_tokens": args.depth}
     common = {"method": args.method, "model": args.head}
     chain = SpeculativeConfig.from_dict({**common, **depth, "speculative_token_tree": "chain"})
@@ -151,7 +151,7 @@ def tune(args: argparse.Namespace) -> int:
     }
     log = Log(Path(args.log), about, Ranks.parse)
     for number in range(len(log.trials), len(prompts)):
-        ids = encode(model.tokenizer, prompts[number], args.raw)
+        ids = encode(tokenizer, prompts[number], args.raw)
         log.keep(measure(model.decoder, drafter, number, ids, args))
         print(f"prompt {number + 1} of {len(prompts)}: {len(log.trials[-1].ranks)} drafts", file=sys.stderr, flush=True)
     drafts = [draft for one in log.trials for draft in one.ranks]

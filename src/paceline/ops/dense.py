@@ -9,6 +9,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.ops.linear import Linear
 from paceline.ops.native.library import LEVELS, Missing, level, load
+from paceline.ops.native.product import multiply
 from paceline.ops.native.weights import Weights
 
 
@@ -44,31 +45,8 @@ class DenseLinear:
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, in] bf16 → [T, out] bf16; `residual` [T, out] is added before the one rounding."""
         out, inner = self.weight.shape
-        if x.dtype != torch.bfloat16 or x.dim() != 2 or x.shape[1] != inner:
-            raise ValueError(f"activations are {x.dtype} {list(x.shape)}, not bf16 [T, {inner}]")
-        if x.stride(1) != 1:
-            x = x.contiguous()
-        y = x.new_empty(x.shape[0], out)
-        if residual is not None:
-            if residual.shape != y.shape or residual.dtype != y.dtype:
-                raise ValueError(f"residual is {residual.dtype} {list(residual.shape)}, not bf16 {list(y.shape)}")
-            residual = residual.contiguous()
-        done = self._dense(
-            self._number,
-            self.weight.data_ptr(),
-            out,
-            inner,
-            x.data_ptr(),
-            x.stride(0),
-            x.shape[0],
-            None if self.bias is None else self.bias.data_ptr(),
-            None if residual is None else residual.data_ptr(),
-            y.data_ptr(),
-            torch.get_num_threads(),
-        )
-        if not done:
-            raise MemoryError("the native product could not be computed")
-        return y
+        weights = self._number, self.weight.data_ptr(), out, inner
+        return multiply(self._dense, weights, (out, inner), x, self.bias, residual)
 
 
 PlainLinear = Linear | DenseLinear

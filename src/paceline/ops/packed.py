@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from paceline.errors import PacelineError
 from paceline.ops.dense import PlainLinear, plain_linear
 from paceline.ops.native.library import LEVELS, Library, Missing, level, load
+from paceline.ops.native.product import multiply
 from paceline.ops.native.weights import Weights
 
 BF16 = 30  # ggml's id
@@ -90,30 +91,8 @@ class PackedLinear:
 
     def __call__(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """x: [T, in] bf16 → [T, out] bf16; `residual` [T, out] is added before the one rounding."""
-        if x.dtype != torch.bfloat16 or x.dim() != 2 or x.shape[1] != self.inner:
-            raise ValueError(f"activations are {x.dtype} {list(x.shape)}, not bf16 [T, {self.inner}]")
-        if x.stride(1) != 1:
-            x = x.contiguous()
-        y = x.new_empty(x.shape[0], self.out)
-        if residual is not None:
-            if residual.shape != y.shape or residual.dtype != y.dtype:
-                raise ValueError(f"residual is {residual.dtype} {list(residual.shape)}, not bf16 {list(y.shape)}")
-            residual = residual.contiguous()
-        done = self._linear(
-            self._number,
-            self.packed.data_ptr(),
-            self.packed.numel(),
-            x.data_ptr(),
-            x.stride(0),
-            x.shape[0],
-            None if self.bias is None else self.bias.data_ptr(),
-            None if residual is None else residual.data_ptr(),
-            y.data_ptr(),
-            torch.get_num_threads(),
-        )
-        if not done:
-            raise MemoryError("the native product could not be computed")
-        return y
+        weights = self._number, self.packed.data_ptr(), self.packed.numel()
+        return multiply(self._linear, weights, (self.out, self.inner), x, self.bias, residual)
 
     @property
     def arithmetic(self) -> str:
