@@ -97,9 +97,15 @@ def test_what_loading_refuses_is_not_called_ready(
     foreign, odd = head_files.eagle(embed, output), head_files.eagle(embed, output)
     foreign.config = {"speculators_model_type": "eagle", "transformer_layer_config": foreign.config}
     odd.config = {**odd.config, "num_attention_heads": 5}
+    lacking, deep = head_files.eagle(embed, output), head_files.medusa(output, "original")
+    lacking.tensors.pop(next(name for name in lacking.tensors if name.endswith("o_proj.weight")))
+    cube = next(name for name in deep.tensors if name.endswith("0.linear.weight"))
+    deep.tensors[cube] = deep.tensors[cube][None]
     target = load_model(str(tiny_llama_dir), dtype="fp32")
     for number, (method, head, words) in enumerate(
         (
+            ("eagle", lacking, "o_proj.weight is missing"),
+            ("medusa", deep, f"0.linear.weight has shape [1, {embed.shape[1]}, {embed.shape[1]}]"),
             ("eagle3", unnamed, "there is no d2t"),
             ("eagle", foreign, "config.json does not describe the head's layer"),
             ("eagle", odd, "no multiple of its 5 attention heads"),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from drafters.contract import (
     GREEDY,
     PRIVATE,
@@ -13,7 +14,7 @@ from drafters.contract import (
     prompt_of,
     rounds,
 )
-from drafters.watching import Absent, Stumbling, Wrapped, held, nothing_left
+from drafters.watching import Absent, Struck, Stumbling, Wrapped, held, nothing_left
 from engine.running import plain, run
 
 from paceline.drafters.base import Drafter
@@ -63,6 +64,43 @@ def test_a_prefix_hit_finds_it_ready(target: Target, drafter: Drafter, case: Cas
         number = engine.add_request(prompt_of(70), replace(SEEDED, n=2), PRIVATE)
         result = run(engine)
         assert result.ids(number, 0) == expected != result.ids(number, 1)
+        engine.reset_prefix_cache()
+    assert not engine.speculation.faults and engine.pool.blocks_in_use == 0
+
+
+@every_drafting_case
+def test_a_choice_drafts_as_if_it_were_alone(target: Target, case: Case) -> None:
+    """What its sibling goes through after they parted is not its own."""
+    drafts = []
+    for n in (1, 2):
+        engine = target.engine(watched := Wrapped(target.drafter(case)), case)
+        engine.add_request(prompt_of(40), replace(longer(SEEDED, 40), n=n), PRIVATE)
+        run(engine)
+        first = min(number for number, _ in watched.drafted_by)
+        drafts.append({length: p.tokens for (number, length), p in watched.drafted_by.items() if number == first})
+    assert drafts[0] == drafts[1] and any(drafts[0].values())
+
+
+@every_drafting_case
+def test_what_is_kept_outlasts_an_interruption(target: Target, case: Case) -> None:
+    """Struck while another request drafts: a kept state is still its own when that request has run to its end."""
+    drafter = Struck(target.drafter(case))
+    with nothing_left(drafter.inner):
+        engine = target.engine(drafter, case, prefix_cache_blocks=4)
+        drafts = []
+        for _ in range(2):
+            number = engine.add_request(prompt_of(70), SEEDED, PRIVATE)
+            output = run(engine).outputs[number]
+            assert list(output.outputs[0].token_ids) == plain(target.decoder, prompt_of(70), SEEDED)
+            drafts.append(output.metrics.speculation)
+            if len(drafts) == 1:
+                other = engine.add_request(prompt_of(100)[:63], SEEDED, PRIVATE)
+                drafter.armed = True
+                with pytest.raises(KeyboardInterrupt):
+                    run(engine)
+                assert run(engine).ids(other) == plain(target.decoder, prompt_of(100)[:63], SEEDED)
+        assert output.usage.cached_tokens == 64
+        assert drafts[0] == drafts[1]
         engine.reset_prefix_cache()
     assert not engine.speculation.faults and engine.pool.blocks_in_use == 0
 

@@ -1,6 +1,7 @@
 """The draft model: its cache's arithmetic, batches, vocabularies that differ."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,7 @@ from paceline.drafters.none import NoDrafter
 from paceline.errors import PacelineError
 from paceline.models.cache import CacheFull
 from paceline.models.decoder import Segment
+from paceline.models.load import load_model
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 TARGET = tiny.tiny_decoder("llama")
@@ -217,3 +219,15 @@ def test_a_draft_model_with_another_tokenizer_is_refused_before_its_weights_are_
     monkeypatch.setattr(draft_model, "load_model", load)
     with pytest.raises(PacelineError, match=r"draft model small has another tokenizer than the target big: token 1 is"):
         draft_model.create(SpeculativeConfig("draft_model", model="small"), target)
+
+
+def test_more_draft_tokens_than_the_draft_model_has_are_refused(tiny_llama_dir: Path) -> None:
+    target = load_model(str(tiny_llama_dir), dtype="fp32")
+    size = target.config.vocab_size
+    draft_model.create(SpeculativeConfig("draft_model", model=str(tiny_llama_dir), draft_vocab_size=size), target)
+    with pytest.raises(
+        PacelineError, match=f"draft_vocab_size is {size + 1}, and the draft model .* has {size} tokens"
+    ):
+        draft_model.create(
+            SpeculativeConfig("draft_model", model=str(tiny_llama_dir), draft_vocab_size=size + 1), target
+        )

@@ -48,7 +48,8 @@ def nothing_left(drafter: Drafter) -> Iterator[None]:
 class Wrapped:
     """A drafter, watched: the target's cache has a row for every token but the last whenever it drafts.
 
-    `batches`: how many requests it drafted for at once; `drafted`: of a single one what, by the text's length.
+    `batches`: how many requests it drafted for at once; `drafted`: of a single one what, by the text's length;
+    `drafted_by`: of each.
     """
 
     def __init__(self, inner: Drafter) -> None:
@@ -56,6 +57,7 @@ class Wrapped:
         self.num_rounds = 0
         self.batches: set[int] = set()
         self.drafted: dict[int, Proposal] = {}
+        self.drafted_by: dict[tuple[int, int], Proposal] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
@@ -66,6 +68,7 @@ class Wrapped:
         _check_lengths(sequences)
         proposals = self.drafts(sequences, budgets)
         _check_lengths(sequences)
+        self.drafted_by |= {(s.request_id, len(s.token_ids)): p for s, p in zip(sequences, proposals, strict=True)}
         self.drafted |= {len(s.token_ids): p for s, p in zip(sequences, proposals, strict=True)}
         return proposals
 
@@ -76,6 +79,19 @@ class Wrapped:
 def _check_lengths(sequences: Sequence[SequenceView]) -> None:
     for sequence in sequences:
         assert sequence.cache.length == len(sequence.token_ids) - 1
+
+
+class Struck(Wrapped):
+    """While `armed`, has drafted when Ctrl-C comes, once."""
+
+    armed = False
+
+    def drafts(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
+        proposals = super().drafts(sequences, budgets)
+        if self.armed:
+            self.armed = False
+            raise KeyboardInterrupt
+        return proposals
 
 
 class Absent(Wrapped):

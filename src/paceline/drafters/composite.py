@@ -174,8 +174,7 @@ def member_configs(
             raise PacelineError(f"methods holds {shown(name)} twice", hint="name each method once")
     if len(members) < least:
         raise PacelineError(
-            f"methods holds {len(members)} of the {'two methods' if least == 2 else 'methods'} or more "
-            f"that {whole} needs",
+            f"methods holds {'one' if members else 'no'} method, and {whole} needs {('one', 'two')[least - 1]} or more",
             hint=f'"method": "{named[0]}" uses one alone' if named else '"methods": ["suffix", "draft_model"]',
         )
     options = {name: getattr(config, name) for name in sorted(config.options() - {"methods"})}

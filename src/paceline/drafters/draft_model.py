@@ -162,6 +162,11 @@ def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
         accept=lambda tokenizer: check_same_vocabulary(target, name, tokenizer),
     )
     decoder, size = draft.decoder, config.draft_vocab_size
+    if size is not None and size > draft.config.vocab_size:
+        raise PacelineError(
+            f"draft_vocab_size is {size}, and the draft model {name} has {draft.config.vocab_size} tokens",
+            hint="leave it out to draft from all of them",
+        )
     if size is not None and size < draft.config.vocab_size:
         decoder = decoder.with_vocabulary(size)
     return DraftModelDrafter(decoder, config.draft_cache_tokens)

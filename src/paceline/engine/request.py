@@ -1,5 +1,6 @@
 """What is asked for, and whether it can be: `Intake` turns a prompt, parameters and options into a `Request`."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -118,8 +119,11 @@ class Intake:
     def check_offer(self, name: str, num_draft_tokens: int) -> None:
         """Raise PacelineError for a name that no request could give, or a K that cannot be."""
         check_kind("method", name, str, "a method's name")
-        if name in ("", "none"):
-            raise PacelineError(f"method {name!r} cannot be a drafter's name", hint='"none" is plain decoding')
+        if name == "none" or not re.fullmatch(r"[\w.-]+", name):
+            raise PacelineError(
+                f"method {shown(name)} cannot be a drafter's name",
+                hint='letters, digits, "_", "-" and "."; "none" is plain decoding',
+            )
         check_draft_tokens(num_draft_tokens)
 
     def offer(self, name: str, drafter: Drafter, num_draft_tokens: int) -> None:

@@ -184,6 +184,11 @@ def _beside(target: ModelConfig, raw: Mapping[str, Any]) -> Iterator[None]:
 
 
 def _layer(files: HeadFiles, config: ModelConfig, attention_width: int, target: Decoder) -> HeadLayer:
+    return HeadLayer(config, layer_weights(files, config, attention_width), target.dtype, target.device)
+
+
+def layer_weights(files: HeadFiles, config: ModelConfig, attention_width: int) -> dict[str, torch.Tensor]:
+    """Take the layer's tensors; `attention_width`: of what attention reads. Raises PacelineError for what is amiss."""
     size, inner = config.hidden_size, config.intermediate_size
     q_width, kv_width = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
     shapes = {
@@ -207,7 +212,7 @@ def _layer(files: HeadFiles, config: ModelConfig, attention_width: int, target: 
         tensor = files.find(f"layer.{name}", *shape)
         if tensor is not None:
             weights[name] = tensor
-    return HeadLayer(config, weights, target.dtype, target.device)
+    return weights
 
 
 def _embedding(files: HeadFiles, target: Decoder, size: int) -> torch.Tensor:

@@ -44,9 +44,7 @@ def load_medusa(name: str, target: Decoder) -> MedusaHeads:
     for key in list(files.tensors):
         if match := _BLOCK.fullmatch(key):
             head, layer = int(match[1] or match[3] or 0), int(match[2] or match[4] or 0)
-            check_hidden(files, key, last_dimension(files.tensors[key].shape), hidden)
-            shape = (hidden, hidden) if match[5] == "weight" else (hidden,)
-            blocks.setdefault(head, {}).setdefault(layer, {})[match[5]] = files.take(key, *shape)
+            blocks.setdefault(head, {}).setdefault(layer, {})[match[5]] = _block(files, key, hidden)
         elif match := OUTPUT.fullmatch(key):
             head = int(match[1] or match[2] or 0)
             if head in outputs:
@@ -98,6 +96,18 @@ def _medusa_vocabulary(
         return DraftVocabulary(vocab_size, ids.to(device))
     check_medusa_rows(files, list(map(len, outputs.values())), vocab_size)
     return DraftVocabulary(vocab_size)
+
+
+def _block(files: HeadFiles, key: str, hidden: int) -> torch.Tensor:
+    """A block's weight or bias."""
+    check_hidden(files, key, last_dimension(files.tensors[key].shape), hidden)
+    return files.take(key, *((hidden, hidden) if key.endswith(".weight") else (hidden,)))
+
+
+def check_medusa_blocks(files: HeadFiles, hidden: int) -> None:
+    """Raise PacelineError for a block that has another shape than a target of this hidden size asks for."""
+    for key in [key for key in files.tensors if _BLOCK.fullmatch(key)]:
+        _block(files, key, hidden)
 
 
 def check_medusa_rows(files: HeadFiles, rows: Sequence[int], vocab_size: int) -> None:

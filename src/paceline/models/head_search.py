@@ -9,10 +9,11 @@ import torch
 from paceline.errors import PacelineError
 from paceline.models.checkpoint import read_header
 from paceline.models.config import ModelConfig
-from paceline.models.eagle_checkpoint import eagle3_layer, eagle_layer
+from paceline.models.eagle_checkpoint import eagle3_layer, eagle_layer, layer_weights
 from paceline.models.head_checkpoint import (
     OUTPUT,
     VOCABULARY_ROWS,
+    check_medusa_blocks,
     check_medusa_rows,
     is_same_vocabulary,
     kind_of,
@@ -116,10 +117,14 @@ def _refused(folder: Path, kind: str, shapes: Mapping[str, Shape], target: Model
         files = HeadFiles(where, config_of(folder), tensors)
         match kind:
             case "eagle":
-                eagle_layer(files, target)
+                layer_weights(files, eagle_layer(files, target), target.hidden_size)
             case "eagle3":
-                eagle3_layer(files, target)
-            case "medusa" if "token_map" not in shapes:
+                config, _ = eagle3_layer(files, target)
+                layer_weights(files, config, 2 * config.hidden_size)
+            case "medusa":
+                check_medusa_blocks(files, target.hidden_size)
+                if "token_map" in shapes:
+                    return None
                 rows = [files.rows(name) for name in shapes if OUTPUT.fullmatch(name) or name == "lm_head.weight"]
                 check_medusa_rows(files, rows, target.vocab_size)
     except PacelineError as error:
