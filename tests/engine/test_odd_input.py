@@ -264,7 +264,7 @@ def test_what_is_no_request(target: Decoder) -> None:
 
 def test_what_is_no_method(target: Decoder) -> None:
     engine = make_engine(target)
-    for odd in (*OBJECTS, "none", "", "two words", "two\nlines", "x "):
+    for odd in (*OBJECTS, "none", "", " ", "two\nlines", "x "):
         if odd != "x":
             refused(lambda odd=odd: engine.add_method(odd, NoDrafter(), 4), "method")  # type: ignore[misc]
         if odd != "x" and isinstance(odd, Hashable):

@@ -1,6 +1,5 @@
 """What is asked for, and whether it can be: `Intake` turns a prompt, parameters and options into a `Request`."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,10 +118,10 @@ class Intake:
     def check_offer(self, name: str, num_draft_tokens: int) -> None:
         """Raise PacelineError for a name that no request could give, or a K that cannot be."""
         check_kind("method", name, str, "a method's name")
-        if name == "none" or not re.fullmatch(r"[\w.-]+", name):
+        if name in ("", "none") or name != name.strip() or not name.isprintable():
             raise PacelineError(
                 f"method {shown(name)} cannot be a drafter's name",
-                hint='letters, digits, "_", "-" and "."; "none" is plain decoding',
+                hint='one line without spaces around it; "none" is plain decoding',
             )
         check_draft_tokens(num_draft_tokens)
 
