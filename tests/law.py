@@ -25,6 +25,7 @@ from paceline.core import path, rng
 from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal
 from paceline.core.rng import CounterNoise
+from paceline.core.rows import ScannedRow
 from paceline.core.support import Support
 from paceline.core.tree import ROOT
 from paceline.decode import Step, decode
@@ -223,10 +224,10 @@ def _remembering(case: Case) -> Callable[..., Support]:
     """`token_support` once a row: under the case's parameters it depends on nothing else."""
     assert not (case.params.has_penalties or case.params.min_tokens or case.params.bad_words)
     shipped = path.token_support
-    known: dict[int, tuple[Tensor, Support]] = {}
+    known: dict[int, tuple[ScannedRow, Support]] = {}
 
-    def token_support(logits: Tensor, *others: Any) -> Support:
-        key = logits.data_ptr()
+    def token_support(logits: ScannedRow, *others: Any) -> Support:
+        key = logits.values.data_ptr()
         if key not in known:  # the row is held too: its address cannot come to mean another
             known[key] = logits, shipped(logits, *others)
         return known[key][1]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.core.drafting import DraftSampler, Draw
 from paceline.core.proposal import Proposal, ProposalBuilder
+from paceline.core.rows import chunk_maxima
 from paceline.core.tree import ROOT
 from paceline.drafters.base import SequenceView
 from paceline.drafters.none import NoDrafter
@@ -70,6 +71,9 @@ class TableDecoder:
 
     def logits(self, hidden: Any) -> list[Tensor]:
         return [self.table.logits(path) for path in hidden.paths]
+
+    def maxima(self, logits: list[Tensor]) -> list[Tensor]:
+        return [chunk_maxima(row[None])[0] for row in logits]
 
 
 class TableCache:

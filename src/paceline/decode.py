@@ -12,6 +12,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.path import PathSampler, TargetWeights, rows_after
 from paceline.core.proposal import Proposal, check_proposal
 from paceline.core.rng import CounterNoise, GeneratorDraws, Randomness, draw_seed
+from paceline.core.rows import ScannedRows
 from paceline.core.stopping import check_end_tokens, cut, token_limit
 from paceline.core.verify import Coupled, Rule
 from paceline.drafters.base import Drafter, check_needs, check_rule, draft_budget, features, verification_segment
@@ -112,8 +113,9 @@ def decode(
             rows = (sequence.token_ids[-1], *proposal.tokens)
             out = target.forward([verification_segment(sequence, proposal, needs)], taps=layers)
             logits = target.logits(out.hidden)  # [1 + N, V]
+            scanned = ScannedRows(logits, target.maxima(logits))
             # 4. Verify, and cut what was accepted at the first stop token or at the limit.
-            weights = TargetWeights(sampler, proposal, rows_after(logits), stop_ids)
+            weights = TargetWeights(sampler, proposal, rows_after(scanned), stop_ids)
             verdict = weights.decided(
                 rule.verify(proposal, rule.target_rows(weights), Randomness(sampler.noise, draws))
             )

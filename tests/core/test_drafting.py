@@ -12,6 +12,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.path import PathSampler, TargetWeights
 from paceline.core.proposal import Proposal
 from paceline.core.rng import CounterNoise, GeneratorDraws
+from paceline.core.rows import ScannedRow
 from paceline.core.sampling import BadLogitsError
 from paceline.core.verify import RULES, Coupled, Standard, make_rule
 from paceline.errors import PacelineError
@@ -137,7 +138,7 @@ def test_a_path_is_a_value():
 
 def test_targets_rows_depend_on_the_path_in_the_tree():
     proposal = Proposal((1, 3, 1, 1), (-1, -1, 0, 1))
-    target = TargetWeights(path(temperature=1, frequency_penalty=1), proposal, lambda node: LOGITS)
+    target = TargetWeights(path(temperature=1, frequency_penalty=1), proposal, lambda node: ScannedRow.of(LOGITS))
 
     def odds(node):
         weights = target(node)
@@ -152,7 +153,9 @@ def test_targets_rows_depend_on_the_path_in_the_tree():
 
 def test_min_tokens_counts_along_the_path():
     proposal = Proposal.chain([1, 1, 1])
-    target = TargetWeights(path(min_tokens=2, eos=(0,), stop_token_ids=[4]), proposal, lambda node: LOGITS)
+    target = TargetWeights(
+        path(min_tokens=2, eos=(0,), stop_token_ids=[4]), proposal, lambda node: ScannedRow.of(LOGITS)
+    )
     assert [bool(target(node)[0] > 0) for node in (-1, 0, 1, 2)] == [False, False, True, True]
     assert [bool(target(node)[4] > 0) for node in (-1, 0, 1, 2)] == [False, False, True, True]
 
@@ -177,7 +180,7 @@ def test_no_constraint_allows_everything():
 
 def test_plain_decoding_is_an_empty_proposal():
     start = path(seed=4)
-    target = TargetWeights(start, Proposal.empty(), lambda node: LOGITS)
+    target = TargetWeights(start, Proposal.empty(), lambda node: ScannedRow.of(LOGITS))
     assert torch.equal(target(-1), start.weights(LOGITS))
 
 

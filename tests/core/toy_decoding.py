@@ -10,6 +10,7 @@ from paceline.core.drafting import DraftSampler
 from paceline.core.path import PathSampler, TargetWeights
 from paceline.core.proposal import Proposal, ProposalBuilder
 from paceline.core.rng import GeneratorDraws, Randomness
+from paceline.core.rows import ScannedRow
 from paceline.core.tree import ROOT
 from paceline.core.verify import Rule
 
@@ -45,8 +46,8 @@ def generate(rule: Rule, path: PathSampler, model: Model, drafter: Drafter, leng
     while len(run.tokens) < length:
         proposal = drafter(context, rule.draft_sampler(path, draft_draws))
 
-        def logits(node: int, context: Tokens = context, proposal: Proposal = proposal) -> Tensor:
-            return model(context + proposal.path_tokens(node))
+        def logits(node: int, context: Tokens = context, proposal: Proposal = proposal) -> ScannedRow:
+            return ScannedRow.of(model(context + proposal.path_tokens(node)))
 
         target = TargetWeights(path, proposal, logits)
         verdict = rule.verify(proposal, target, Randomness(path.noise, verify_draws))

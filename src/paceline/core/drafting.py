@@ -13,8 +13,8 @@ from torch import Tensor
 from paceline.core.path import PathSampler
 from paceline.core.proposal import Row
 from paceline.core.rng import Draws, without_replacement
-from paceline.core.rows import fit_vocabulary, normalised, top_ids
-from paceline.core.sampling import NoTokenAllowedError, adjusted_logits
+from paceline.core.rows import ScannedRow, fit_vocabulary, normalised
+from paceline.core.sampling import NoTokenAllowedError, adjusted_row
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +67,15 @@ class TopDrafts:
         if row is None:
             return Draw(())
         ids = _likeliest(row, k)
-        scores = row[ids].double() - row.double().logsumexp(0)
+        scores = row.values[ids].double() - row.values.double().logsumexp(0)
         return Draw(tuple(ids.tolist()), scores=tuple(scores.tolist()))
 
-    def _row(self, logits: Tensor) -> Tensor | None:
+    def _row(self, logits: Tensor) -> ScannedRow | None:
         path = self.path
         logits = fit_vocabulary(logits, path.vocab_size)
         allowed = path.constraint.allowed(path.state)
         try:
-            return adjusted_logits(logits, path.params, path.history, path.end_tokens, allowed)
+            return adjusted_row(logits, path.params, path.history, path.end_tokens, allowed)
         except NoTokenAllowedError:
             return None
 
@@ -138,10 +138,10 @@ class SampledDrafts:
         return SampledDrafts(self.path.advance(*tokens), self.draws)
 
 
-def _likeliest(row: Tensor, k: int) -> Tensor:
+def _likeliest(row: ScannedRow, k: int) -> Tensor:
     """Ids [≤ k] of the possible tokens, likeliest first."""
-    ids = top_ids(row, k)
-    return ids[row[ids] > -torch.inf]
+    ids = row.first_largest() if k == 1 else row.top(k)
+    return ids[row.values[ids] > -torch.inf]
 
 
 def _weights(path: PathSampler, logits: Tensor) -> Tensor | None:

@@ -11,6 +11,7 @@ from paceline.core.history import History
 from paceline.core.params import SamplingParams
 from paceline.core.proposal import Proposal, Verdict
 from paceline.core.rng import Noise
+from paceline.core.rows import ScannedRow, ScannedRows
 from paceline.core.sampling import BadLogitsError, NoTokenAllowedError, token_support
 from paceline.core.support import AnySupport, Support
 from paceline.core.tree import ROOT
@@ -69,15 +70,15 @@ class PathSampler:
         """Unnormalised probabilities [V] of the next token from its logits [V]; raises as `token_support`."""
         return self.support(logits).dense(len(logits))
 
-    def support(self, logits: Tensor) -> AnySupport:
-        """The same, of the possible tokens alone."""
+    def support(self, logits: Tensor | ScannedRow) -> AnySupport:
+        """The same, of the possible tokens alone; of a row that may have been looked at."""
         allowed = self.constraint.allowed(self.state)
         return token_support(logits, self.params, self.history, self.end_tokens, allowed)
 
 
-def rows_after(logits: Tensor) -> Callable[[int], Tensor]:
-    """The target's rows of a pass by node of the proposal: of `logits` [1 + N, V], row 0 is the root's (node −1)."""
-    return lambda node: logits[node + 1]
+def rows_after(rows: ScannedRows) -> Callable[[int], ScannedRow]:
+    """The target's rows of a pass by node of the proposal: of [1 + N, V], row 0 is the root's (node −1)."""
+    return lambda node: rows[node + 1]
 
 
 class TargetWeights:
@@ -92,7 +93,7 @@ class TargetWeights:
         self,
         sampler: PathSampler,
         proposal: Proposal,
-        logits: Callable[[int], Tensor],
+        logits: Callable[[int], ScannedRow],
         stop_ids: Set[int] = frozenset(),
     ) -> None:
         """`sampler` stands at the last committed token; `logits(node)` is the target's row [V] after it."""
@@ -111,12 +112,12 @@ class TargetWeights:
         if node == ROOT:
             return self.sampler(ROOT).support(row)
         if self._proposal.tokens[node] in self._stop_ids or self._proposal.parents[node] in self._barred:
-            return _any_token(row)
+            return _any_token(row.values)
         try:
             return self.sampler(node).support(row)
         except (BadLogitsError, NoTokenAllowedError):
             self._barred.add(node)
-            return _any_token(row)
+            return _any_token(row.values)
 
     def decided(self, verdict: Verdict) -> Verdict:
         """A rule's verdict up to the first drafted token with a bad row: what the rule went on with was made up.

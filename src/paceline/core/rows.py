@@ -5,6 +5,7 @@ rows and on numpy rows of fractions alike: the enumeration tests prove the shipp
 None changes its input.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,8 +49,8 @@ def residual(p: Row, q: Row) -> Row:
     return owed / mass if mass > 0 else p
 
 
-WIDE = 4096  # from here on a scan of all entries costs more than folding the row first
-_FOLDS = 128
+WIDE = 4096  # from here on a look at every entry costs more than one at each chunk's largest
+CHUNK = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,45 +58,51 @@ class ScannedRow:
     """A row [V] and what one look at all of it tells: its largest entry (NaN if it holds one), and where to look again.
 
     `nonzero`, `argmax` and `topk` over a large vocabulary cost ten times a reduction that fits vector units: so the row
-    is folded into columns, entry i standing in column i modulo their number, and only columns whose maximum passes are
-    looked at.
+    is cut into chunks of 128, the last one shorter, and only chunks whose maximum passes are looked at.
     """
 
     values: Tensor
     peak: Tensor  # []
-    maxima: Tensor | None  # [V // 128] of the columns; None for a row that is not wide
+    maxima: Tensor | None  # [⌈V / 128⌉] of the chunks; None for a row that is not wide
 
     @classmethod
-    def of(cls, row: Tensor) -> "ScannedRow":
+    def of(cls, row: "Tensor | ScannedRow") -> "ScannedRow":
+        """A row, in float32 if it was narrower, looked at here unless it was before."""
+        if isinstance(row, ScannedRow):
+            return row
+        row = row if row.dtype == torch.float64 else row.float()
         if len(row) < WIDE:
             return cls(row, row.amax(), None)
-        table = _folded(row)
-        maxima = table.amax(0)
-        rest = row[table.numel() :]
-        return cls(row, (torch.cat((maxima, rest)) if len(rest) else maxima).amax(), maxima)
+        maxima = chunk_maxima(row[None])[0]
+        return cls(row, maxima.amax(), maxima)
+
+    def wide(self) -> "ScannedRow":
+        """In float32 if it was narrower: the same numbers, and all that looks at many of them is faster."""
+        wide = self.values.dtype in (torch.float32, torch.float64)
+        return self if wide else ScannedRow(self.values.float(), self.peak.float(), self.maxima)
 
     def at_least(self, bound: Tensor | float) -> Tensor:
         """Ascending ids [m] of the entries that are `bound` or more."""
-        if self.maxima is None:
-            return (self.values >= bound).nonzero().flatten()
-        columns = (self.maxima >= bound).nonzero().flatten()  # [c]
-        if 4 * len(columns) > len(self.maxima):
-            return (self.values >= bound).nonzero().flatten()
-        table = _folded(self.values)
-        hits = (table[:, columns] >= bound).nonzero()  # [m, 2], row by row: ascending in id
-        ids = hits[:, 0] * len(self.maxima) + columns[hits[:, 1]]
-        rest = self.values[table.numel() :]
-        return torch.cat((ids, (rest >= bound).nonzero().flatten() + table.numel())) if len(rest) else ids
+        if self.maxima is not None:
+            chunks = (self.maxima >= bound).nonzero()  # [c, 1]
+            if 4 * len(chunks) <= len(self.maxima):
+                ids = (chunks * CHUNK + torch.arange(CHUNK, device=chunks.device)).flatten()
+                ids = ids[ids < len(self.values)]
+                return ids[self.values[ids] >= bound]
+        return (self.values >= bound).nonzero().flatten()
 
     def first_largest(self) -> Tensor:
         """Id [1] of the largest entry, the lowest of equals."""
-        return self.values.argmax().view(1) if self.maxima is None else self.at_least(self.peak)[:1]
+        if self.maxima is None:
+            return self.values.argmax().view(1)
+        start = CHUNK * int(self.maxima.argmax())  # of equals the first, here and below
+        return start + self.values[start : start + CHUNK].argmax().view(1)
 
     def top(self, k: int) -> Tensor:
         """Ids [min(k, V)] of the k largest entries, largest first, ties to the lowest.
 
         `topk` alone leaves the order of ties open; a full stable sort of 152k entries costs milliseconds. The k-th
-        largest of some entries (here: column maxima) is at most the k-th largest of all.
+        largest of some entries (here: chunk maxima) is at most the k-th largest of all.
         """
         if k >= len(self.values):
             return self.values.sort(descending=True, stable=True).indices
@@ -103,6 +110,23 @@ class ScannedRow:
         ids = self.at_least(few.topk(k).values[-1])
         order = self.values[ids].sort(descending=True, stable=True).indices[:k]
         return ids[order]
+
+
+@dataclass(frozen=True, slots=True)
+class ScannedRows:
+    """Rows [R, V] that were looked at together."""
+
+    values: Tensor
+    maxima: Tensor  # [R, ⌈V / 128⌉], as `chunk_maxima` has them
+
+    def __getitem__(self, index: int) -> ScannedRow:
+        row, maxima = self.values[index], self.maxima[index]
+        return ScannedRow(row, maxima.amax(), maxima if len(row) >= WIDE else None)
+
+    def split(self, counts: Sequence[int]) -> list["ScannedRows"]:
+        """So many rows each."""
+        values, maxima = torch.split(self.values, list(counts)), torch.split(self.maxima, list(counts))
+        return [ScannedRows(*own) for own in zip(values, maxima, strict=True)]
 
 
 def ids_at_least(row: Tensor, bound: Tensor | float) -> Tensor:
@@ -120,10 +144,11 @@ def top_ids(row: Tensor, k: int) -> Tensor:
     return ScannedRow.of(row).top(k)
 
 
-def _folded(row: Tensor) -> Tensor:
-    """All but the last few entries, as [128, V // 128]."""
-    columns = len(row) // _FOLDS
-    return row[: _FOLDS * columns].view(_FOLDS, columns)
+def chunk_maxima(rows: Tensor) -> Tensor:
+    """The largest entry of each chunk, NaN if it holds one: rows [R, V] → [R, ⌈V / 128⌉]."""
+    short = -rows.shape[1] % CHUNK
+    padded = torch.nn.functional.pad(rows, (0, short), value=float("-inf")) if short else rows
+    return padded.view(len(rows), -1, CHUNK).amax(2)
 
 
 def fit_vocabulary(logits: Tensor, vocab_size: int) -> Tensor:

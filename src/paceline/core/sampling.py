@@ -52,7 +52,7 @@ def token_weights(
 
 
 def token_support(
-    logits: Tensor,
+    logits: Tensor | ScannedRow,
     params: SamplingParams,
     history: History,
     end_tokens: Set[int] = frozenset(),
@@ -60,14 +60,15 @@ def token_support(
 ) -> AnySupport:
     """Unnormalised target probabilities in float64 of the token after `history`; the largest is 1.
 
-    `logits` [V] in any float dtype, never changed. `end_tokens` are banned before min_tokens. `allowed` [V]
-    is boolean. A greedy request has one possible token. Raises BadLogitsError (NaN, +inf, or nothing but −inf
-    in the row) or NoTokenAllowedError.
+    `logits` [V] in any float dtype, looked at already or not, never changed. `end_tokens` are banned before
+    min_tokens. `allowed` [V] is boolean. A greedy request has one possible token. Raises BadLogitsError (NaN, +inf,
+    or nothing but −inf in the row) or NoTokenAllowedError.
     """
-    row = _adjusted(logits, params, history, end_tokens, allowed)
+    row = adjusted_row(logits, params, history, end_tokens, allowed)
     if params.is_greedy:
         return Support(row.values.new_ones(1, dtype=torch.float64), row.first_largest())
-    if 0 < params.top_k < len(logits):
+    row = row.wide()
+    if 0 < params.top_k < len(row.values):
         ids = row.top(params.top_k)
         return _filtered(ids, Tempered(row.values[ids], row.peak, params.temperature).weights, params)
     everything = Tempered(row.values, row.peak, params.temperature)
@@ -83,26 +84,15 @@ def token_support(
     return _filtered(ids, weights.values[ids], params, mass)
 
 
-def adjusted_logits(
-    logits: Tensor,
+def adjusted_row(
+    logits: Tensor | ScannedRow,
     params: SamplingParams,
     history: History,
     end_tokens: Set[int] = frozenset(),
     allowed: Tensor | None = None,
-) -> Tensor:
-    """Logits [V], float32 or wider, after all that can change their order; not a copy if nothing does."""
-    return _adjusted(logits, params, history, end_tokens, allowed).values
-
-
-def _adjusted(
-    logits: Tensor,
-    params: SamplingParams,
-    history: History,
-    end_tokens: Set[int],
-    allowed: Tensor | None,
 ) -> ScannedRow:
-    # float32 holds every narrower value, and all that looks at a row is faster in it
-    scanned = ScannedRow.of(logits if logits.dtype == torch.float64 else logits.float())
+    """Logits [V] after all that can change their order, and what a look at them tells; not a copy if nothing does."""
+    scanned = ScannedRow.of(logits)
     peak = float(scanned.peak)  # NaN goes before all else, so that one look checks the row
     if not math.isfinite(peak):
         culprit = "nothing but -inf" if peak == -math.inf else f"{peak}"
@@ -110,7 +100,7 @@ def _adjusted(
     banned = _banned_tokens(params, history, end_tokens)
     if allowed is None and not banned and not params.logit_bias and not params.has_penalties:
         return scanned
-    row = logits.to(torch.float64, copy=True)  # [V]
+    row = scanned.values.to(torch.float64, copy=True)  # [V]
     if allowed is not None:
         row.masked_fill_(~allowed.to(row.device), -math.inf)
     if banned:

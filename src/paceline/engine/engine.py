@@ -18,6 +18,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.path import TargetWeights, rows_after
 from paceline.core.proposal import Proposal, Verdict
 from paceline.core.rng import Randomness
+from paceline.core.rows import ScannedRows
 from paceline.core.sampling import BadLogitsError, NoTokenAllowedError
 from paceline.core.stopping import cut
 from paceline.drafters.base import NOTHING, Drafter, features, verification_segment
@@ -240,14 +241,15 @@ class Engine:
         taps = {layer: torch.split(rows, counts) for layer, rows in out.taps.items()}
         return [ForwardOutput(own, {layer: rows[i] for layer, rows in taps.items()}) for i, own in enumerate(hidden)]
 
-    def _logits(self, parts: Ids[ForwardOutput]) -> list[torch.Tensor]:
+    def _logits(self, parts: Ids[ForwardOutput]) -> list[ScannedRows]:
         """Logits [1 + N, V] of each sequence that decodes; a prompt's rows need none."""
         if not parts:
             return []
-        rows = self.target.logits(torch.cat([part.hidden for part in parts]))
+        logits = self.target.logits(torch.cat([part.hidden for part in parts]))
+        rows = ScannedRows(logits, self.target.maxima(logits))
         if self.target.device.type == "cuda":
             torch.cuda.synchronize(self.target.device)  # verification waits for them anyway, and the clock sees it
-        return list(torch.split(rows, [len(part.hidden) for part in parts]))
+        return rows.split([len(part.hidden) for part in parts])
 
     def _prefill(self, chunk: Chunk, out: ForwardOutput) -> None:
         sequence, rows = chunk.sequence, range(len(chunk.token_ids))
@@ -271,7 +273,7 @@ class Engine:
                 self.speculation.fork(sequence, child)
         sequence.forks_due = False
 
-    def _take(self, sequence: Sequence, proposal: Proposal, out: ForwardOutput, logits: torch.Tensor) -> None:
+    def _take(self, sequence: Sequence, proposal: Proposal, out: ForwardOutput, logits: ScannedRows) -> None:
         """What a pass adds to a sequence. A fault on the way (a constraint's, say) is its end, alone."""
         self._taking = sequence
         try:
@@ -284,7 +286,7 @@ class Engine:
         self._taking = None
         self._handover.show(sequence)
 
-    def _advance(self, sequence: Sequence, proposal: Proposal, out: ForwardOutput, logits: torch.Tensor) -> None:
+    def _advance(self, sequence: Sequence, proposal: Proposal, out: ForwardOutput, logits: ScannedRows) -> None:
         """Verify, cut, commit, tell the drafter. `logits` [1 + N, V]: row 0 follows the last committed token."""
         self._live[sequence.request.request_id].decodes()
         verdict = self._verify(sequence, proposal, logits)
@@ -298,14 +300,14 @@ class Engine:
             self.speculation.observe(
                 sequence,
                 [drafted[row] for row in path],
-                lambda drafter: features(self.target, drafter.needs, out, path, logits, proposal),
+                lambda drafter: features(self.target, drafter.needs, out, path, logits.values, proposal),
             )
             done = Pass(kept, proposal.num_verified, min(kept, len(verdict.path)))
-            sequence.extend(tokens[:kept], done, _logprobs(sequence.request.params, logits, path, tokens), end)
+            sequence.extend(tokens[:kept], done, _logprobs(sequence.request.params, logits.values, path, tokens), end)
         else:
             sequence.take_back(-kept, end)
 
-    def _verify(self, sequence: Sequence, proposal: Proposal, logits: torch.Tensor) -> Verdict:
+    def _verify(self, sequence: Sequence, proposal: Proposal, logits: ScannedRows) -> Verdict:
         try:
             return _verdict(sequence, proposal, logits)
         except (BadLogitsError, NoTokenAllowedError):
@@ -323,7 +325,7 @@ def _segment(turn: Turn, proposal: Proposal) -> Segment:
     return verification_segment(turn.sequence, proposal, NOTHING if drafter is None else drafter.needs)
 
 
-def _verdict(sequence: Sequence, proposal: Proposal, logits: torch.Tensor) -> Verdict:
+def _verdict(sequence: Sequence, proposal: Proposal, logits: ScannedRows) -> Verdict:
     rule, stop_ids = sequence.request.rule, sequence.request.stop_ids
     target = TargetWeights(sequence.sampler, proposal, rows_after(logits), stop_ids)
     randomness = Randomness(sequence.sampler.noise, sequence.verify_draws)

@@ -251,6 +251,10 @@ class Decoder:
         """Next-token logits of `forward`'s hidden states: [n, d] → [n, V], in the model's precision."""
         return self.head(self.final_hidden(hidden))
 
+    def maxima(self, logits: torch.Tensor) -> torch.Tensor:
+        """Of each 128 logits the largest, NaN if they hold one: [n, V] → [n, ⌈V / 128⌉], as `core.rows` wants them."""
+        return self.operators.maxima(logits)
+
     def _step(self, segments: Sequence[Segment]) -> Step:
         for segment in segments:
             segment.cache.reserve(len(segment.token_ids))

@@ -83,6 +83,12 @@ class NativeOperators:
         )
         return y
 
+    def maxima(self, x: torch.Tensor) -> torch.Tensor:
+        rows, width = x.shape
+        x, y = x.contiguous(), torch.empty(rows, -(-width // 128))
+        self.functions["maxima"](self.level, x.data_ptr(), rows, width, y.data_ptr(), torch.get_num_threads())
+        return y
+
     def step(self, rows: Sequence[AttentionRows], num_heads: int) -> "NativeStep":
         return NativeStep(self, rows, num_heads)
 

@@ -84,6 +84,9 @@ class Operators(Protocol):
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         """`ops.activation.gated`: [T, 2 I] → [T, I]."""
 
+    def maxima(self, x: torch.Tensor) -> torch.Tensor:
+        """Of each 128 numbers of a row the largest, NaN if they hold one: [T, n] → [T, ⌈n / 128⌉], float32 or wider."""
+
     def step(self, rows: Sequence[AttentionRows], num_heads: int) -> Step:
         """The rows of a forward, sequence after sequence; their slots are there to be written."""
 

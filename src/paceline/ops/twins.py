@@ -29,6 +29,12 @@ class TorchOperators:
     def gated(self, gate_up: torch.Tensor, activation: str) -> torch.Tensor:
         return gated(gate_up, activation)
 
+    def maxima(self, x: torch.Tensor) -> torch.Tensor:
+        short = -x.shape[1] % 128
+        padded = torch.nn.functional.pad(x, (0, short), value=float("-inf")) if short else x
+        largest = padded.view(len(x), -1, 128).amax(2)
+        return largest if largest.dtype == torch.float64 else largest.float()
+
     def step(self, rows: Sequence[AttentionRows], num_heads: int) -> "TorchStep":
         return TorchStep(self, rows, num_heads)
 

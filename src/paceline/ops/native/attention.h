@@ -149,7 +149,7 @@ static void attend(const Attention& a, const Tile& tile, int64_t kv_head, void* 
   for (int r = 0; r < count; r++) end_row(a, tile.first + r, kv_head, shape, r * shape.group, scratch);
 }
 
-const StepKernels step_kernels = {norm_rows, gated_rows, write_row, scratch_bytes, attend};
+const StepKernels step_kernels = {norm_rows, gated_rows, maxima_of, write_row, scratch_bytes, attend};
 
 }  // namespace PACELINE_LEVEL
 }  // namespace paceline

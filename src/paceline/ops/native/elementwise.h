@@ -57,5 +57,30 @@ static void gated_rows(const Gated& job, int64_t first, int64_t rows) {
   }
 }
 
+// The largest of a chunk's numbers; NaN if they hold one.
+static inline float largest_of(const bf16* x, int64_t count) {
+  Floats top = all(-INFINITY), odd = {};
+  int64_t at = 0;
+  for (; at + LANES <= count; at += LANES) {
+    Floats value = wide(x + at);
+    top = larger(value, top), odd = select(value != value, value, odd);
+  }
+  float best = largest(top), strange = sum(odd);
+  for (; at < count; at++) {
+    uint32_t bits = uint32_t(x[at]) << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    best = value > best ? value : best, strange += value != value ? value : 0.f;
+  }
+  return strange != strange ? strange : best;
+}
+
+static void maxima_of(const Maxima& job, int64_t first, int64_t chunks) {
+  for (int64_t i = first; i < first + chunks; i++) {
+    int64_t at = i % job.chunks * CHUNK, left = job.width - at;
+    job.y[i] = largest_of(job.x + i / job.chunks * job.width + at, left < CHUNK ? left : CHUNK);
+  }
+}
+
 }  // namespace PACELINE_LEVEL
 }  // namespace paceline

@@ -54,6 +54,7 @@ _SIGNATURES = {
         [_INT, _POINTER, _LONG, _LONG, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _INT],
     ),
     "gated": (None, [_INT, _POINTER, _LONG, _LONG, _BOOL, _POINTER, _INT]),
+    "maxima": (None, [_INT, _POINTER, _LONG, _LONG, _POINTER, _INT]),
     "attention": (
         _BOOL,
         [_INT, _POINTER, _LONG, _LONG, _FLOAT, _FLOAT, _POINTER, _POINTER, _BOOL, *[_POINTER] * 4, _INT],

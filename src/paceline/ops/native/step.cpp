@@ -97,6 +97,13 @@ PACELINE_API void paceline_gated(int level, const bf16* x, int64_t rows, int64_t
   deal_out(job, kernels_of(level).step.gated, rows, rows_for_grain(width), threads);
 }
 
+// y [rows, ⌈width / 128⌉]: of each 128 numbers of x [rows, width] the largest, NaN if they hold one.
+PACELINE_API void paceline_maxima(int level, const bf16* x, int64_t rows, int64_t width, float* y, int threads) {
+  int64_t chunks = (width + CHUNK - 1) / CHUNK;
+  Maxima job = {x, y, width, chunks};
+  deal_out(job, kernels_of(level).step.maxima, rows * chunks, GRAIN / CHUNK * 4, threads);
+}
+
 // First every row's keys and values are written, then every row attends. False: no memory.
 PACELINE_API bool paceline_attention(int level, const Step* step, int64_t layer, int64_t window, float scale, float eps,
                                      const void* q_norm, const void* k_norm, bool wide, const float* cos, const float* sin,

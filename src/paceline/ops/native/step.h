@@ -27,6 +27,14 @@ struct Gated {
   int64_t rows, width;
 };
 
+constexpr int64_t CHUNK = 128;  // numbers of a row whose largest is found together
+
+struct Maxima {
+  const bf16* x;  // [rows, width]
+  float* y;       // [rows, chunks]
+  int64_t width, chunks;
+};
+
 // One sequence's cache: row t of it lies at slot t, slot s in block blocks[s / 64]: [kv heads, 64, head_dim].
 struct Sequence {
   bf16 *keys, *values;   // of layer 0, block 0
@@ -68,6 +76,7 @@ constexpr int TILE_ROWS = 8;
 struct StepKernels {
   void (*norm)(const Norm&, int64_t first, int64_t rows);
   void (*gated)(const Gated&, int64_t first, int64_t rows);
+  void (*maxima)(const Maxima&, int64_t first, int64_t chunks);
   void (*write)(const Attention&, int64_t row);  // its keys (normed, turned) and values into the cache
   size_t (*scratch)(const Step&);                // bytes that `attend` needs, of a multiple of 64
   void (*attend)(const Attention&, const Tile&, int64_t kv_head, void* scratch);
