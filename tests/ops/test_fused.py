@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.core.rows import chunk_maxima
 from paceline.errors import PacelineError
 from paceline.ops.activation import gated
 from paceline.ops.fused import NativeOperators, operators_for
@@ -276,3 +277,29 @@ def test_the_set_is_chosen_by_precision_device_and_level(monkeypatch: pytest.Mon
     assert operators_for(BF16, CPU) == TWINS
     with pytest.raises(PacelineError, match="no native operators at level mmx"):
         NativeOperators.at("mmx")
+
+
+# --- the largest of each 128 logits ---
+
+
+@every_level
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 700), st.sampled_from([1e-30, 1.0, 1e30]), st.integers(0, 2**16))
+def test_maxima(level: str, rows: int, width: int, scale: float, seed: int) -> None:
+    x = random(rows, width, scale=scale, seed=seed)
+    x[:, seed % width] = -torch.inf
+    got = NativeOperators.at(level).maxima(x)
+    assert got.dtype == torch.float32 and torch.equal(got, TWINS.maxima(x)) and torch.equal(got, chunk_maxima(x))
+
+
+@every_level
+def test_one_odd_number_is_seen_in_its_chunk_alone(level: str) -> None:
+    x = random(3, 1000)
+    for place in range(1000):
+        for odd in (torch.nan, torch.inf, -torch.inf):
+            spoilt = x.clone()
+            spoilt[1, place] = odd
+            got = with_threads(1 + place % 2, lambda: NativeOperators.at(level).maxima(spoilt))  # noqa: B023
+            assert torch.equal(got.isnan(), TWINS.maxima(spoilt).isnan())
+            assert torch.equal(got.nan_to_num(7, 8), TWINS.maxima(spoilt).nan_to_num(7, 8))
+    assert (NativeOperators.at(level).maxima(torch.full((2, 130), -torch.inf).to(BF16)) == -torch.inf).all()
