@@ -36,7 +36,7 @@ from acceptance_cells import Cell, measure
 from acceptance_prompts import CHAT, COPYING, TEMPLATES
 from acceptance_tables import PLAIN, Arm, Config, Key, best_skips, key, report, row, tables, verdict
 from provenance import provenance
-from resumed import fingerprint, read
+from resumed import fingerprint, read, sources
 
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.progress import terminal_progress
@@ -136,10 +136,8 @@ def run(
 
 def code_files() -> list[Path]:
     """All that a cell depends on."""
-    source = ROOT / "src" / "paceline"
-    parts = [source.glob(f"{package}/*.py") for package in ("core", "ops", "models", "drafters", "engine")]
     own = [ROOT / "bench" / name for name in ("acceptance_cells.py", "acceptance_prompts.py", "prompts.py")]
-    return [*sorted(file for part in parts for file in part), *own]
+    return [*sources("core", "ops", "models", "drafters", "engine"), *own]
 
 
 if __name__ == "__main__":

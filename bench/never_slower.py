@@ -29,7 +29,7 @@ from typing import Any
 
 from own_layers import own_layers
 from provenance import portable, provenance, warn_if_busy
-from resumed import fingerprint, read
+from resumed import fingerprint, read, sources
 
 from paceline.bench.blocks import rotated
 from paceline.bench.bootstrap import Paired, Ratio, ratio
@@ -250,9 +250,7 @@ def words(found: Mapping[str, Any]) -> str:
 
 def code_files() -> list[Path]:
     """All that a sample depends on."""
-    source = ROOT / "src" / "paceline"
-    parts = [source.glob(f"{package}/*.py") for package in ("core", "ops", "models", "drafters", "engine", "bench")]
-    return [*sorted(file for part in parts for file in part), Path(__file__)]
+    return [*sources("core", "ops", "models", "drafters", "engine", "bench"), Path(__file__)]
 
 
 if __name__ == "__main__":

@@ -7,6 +7,13 @@ from pathlib import Path
 from typing import Any
 
 
+def sources(*packages: str) -> list[Path]:
+    """Paceline's own, native ones too, of some packages with all that lies in them."""
+    home = Path(__file__).resolve().parent.parent / "src" / "paceline"
+    found = (file for package in packages for file in home.glob(f"{package}/**/*"))
+    return sorted(file for file in found if file.suffix in (".py", ".h", ".cpp"))
+
+
 def fingerprint(files: Iterable[Path]) -> str:
     """Of all that a result depends on: what other code has found says nothing about this one."""
     return hashlib.sha256(b"\0".join(file.read_bytes() for file in files)).hexdigest()[:16]

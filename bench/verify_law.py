@@ -26,7 +26,7 @@ from typing import Any, TextIO
 
 import torch
 from provenance import provenance
-from resumed import fingerprint, read
+from resumed import fingerprint, read, sources
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
@@ -158,8 +158,7 @@ def count_part(part: Part) -> dict[str, Any]:
 
 def code_files() -> list[Path]:
     """All that a draw depends on."""
-    source = ROOT / "src" / "paceline"
-    return [*sorted(source.glob("core/*.py")), source / "decode.py", *sorted(ROOT.glob("tests/law*.py"))]
+    return [*sources("core"), ROOT / "src" / "paceline" / "decode.py", *sorted(ROOT.glob("tests/law*.py"))]
 
 
 def summarise(counts: dict[str, Count]) -> int:

@@ -25,7 +25,7 @@ from typing import Any
 from matrix import PARAMS, Cell, run_matrix, uncovered_positions
 from prompts import LONG, PROMPTS
 from provenance import provenance
-from resumed import fingerprint, read
+from resumed import fingerprint, read, sources
 
 from paceline.drafters.base import Drafter
 from paceline.drafters.draft_model import DraftModelDrafter
@@ -87,10 +87,8 @@ def main() -> int:
 
 def code_files() -> list[Path]:
     """All that a cell depends on."""
-    source = ROOT / "src" / "paceline"
-    parts = [source.glob(f"{package}/*.py") for package in ("core", "ops", "models", "drafters")]
     own = [ROOT / "bench" / name for name in ("matrix.py", "prompts.py", "verify_matrix.py")]
-    return [*sorted(file for part in parts for file in part), source / "decode.py", *own]
+    return [*sources("core", "ops", "models", "drafters"), ROOT / "src" / "paceline" / "decode.py", *own]
 
 
 def _cell(row: dict[str, Any]) -> Cell:

@@ -228,6 +228,11 @@ REFUSALS = {
         "d2t leads to token",
         "the target's vocabulary has 256 tokens",
     ),
+    "d2t of no ids": (
+        "eagle3",
+        edited(NATIVE, d2t=NATIVE.tensors["d2t"].float(), t2d=None),
+        "d2t holds torch.float32, no token ids",
+    ),
     "d2t and t2d disagree": ("eagle3", edited(NATIVE, t2d=NATIVE.tensors["t2d"].roll(1)), "name different target"),
     "another target's hidden size": (
         "eagle3",

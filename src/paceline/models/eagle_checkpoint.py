@@ -241,7 +241,7 @@ def _draft_vocabulary(
     files: HeadFiles, d2t: torch.Tensor, t2d: torch.Tensor | None, target: Decoder
 ) -> DraftVocabulary:
     vocab_size, rows = target.config.vocab_size, len(d2t)
-    ids = checked_ids(files, "d2t", torch.arange(rows) + d2t.long(), vocab_size)
+    ids = checked_ids(files, "d2t", torch.arange(rows) + d2t, vocab_size).long()
     if t2d is not None and not torch.equal(t2d.nonzero().flatten(), ids.sort().values):
         raise PacelineError(f"{files.where}: d2t and t2d name different target tokens", hint="fetch the file again")
     return DraftVocabulary(vocab_size, ids.to(target.device))

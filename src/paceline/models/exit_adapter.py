@@ -77,7 +77,7 @@ def load_exit_adapter(name: str, target: Decoder) -> ExitAdapter:
     files.check_empty(KINDS["early_exit"])
     vocabulary = DraftVocabulary(vocab_size)
     if token_map is not None:
-        ids = checked_ids(files, "token_map", token_map.long(), vocab_size).to(target.device)
+        ids = checked_ids(files, "token_map", token_map, vocab_size).long().to(target.device)
         vocabulary = DraftVocabulary(vocab_size, ids)
     output = target_rows(target, vocabulary)
     return make_adapter(tensors, own["early_exit_layer"], output, vocabulary, target.config.rms_norm_eps)

@@ -85,7 +85,7 @@ def _medusa_vocabulary(
 ) -> DraftVocabulary:
     """`shares`: the heads say that their output rows are the target's own."""
     if token_map is not None:
-        ids = checked_ids(files, "token_map", token_map.long(), vocab_size)
+        ids = checked_ids(files, "token_map", token_map, vocab_size).long()
         for rows in map(len, outputs.values()) if outputs or shares else (0,):
             whole = is_same_vocabulary(rows, vocab_size) and int(ids.max()) < rows
             if rows != len(ids) and not whole:
@@ -161,6 +161,8 @@ def opened(name: str, kind: str) -> HeadFiles:
 
 
 def checked_ids(files: HeadFiles, name: str, ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
+    if ids.is_floating_point():
+        raise PacelineError(f"{files.where}: {name} holds {ids.dtype}, no token ids", hint="fetch the file again")
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab_size:
         strange = int(ids[(ids < 0) | (ids >= vocab_size)][0])
         raise PacelineError(
