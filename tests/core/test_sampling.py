@@ -299,6 +299,17 @@ def test_folded_scans_find_what_plain_ones_find(vocab_size: int) -> None:
             assert torch.equal(top_ids(row, k), stable[:k])
 
 
+@pytest.mark.parametrize("vocab_size", [4097, 4223, 5000])
+def test_the_largest_are_found_in_the_last_chunk_too(vocab_size: int) -> None:
+    from paceline.core.rows import first_largest, ids_at_least, top_ids
+
+    for first, second in ((vocab_size - 1, vocab_size - 2), (vocab_size - 1, 3), (4096, 4095), (4095, vocab_size - 1)):
+        row = torch.randn(vocab_size, generator=torch.Generator().manual_seed(first))
+        row[[first, second]] = torch.tensor([51.0, 50.0])
+        assert ids_at_least(row, 40).tolist() == sorted((first, second))
+        assert first_largest(row).tolist() == [first] and top_ids(row, 2).tolist() == [first, second]
+
+
 @pytest.mark.parametrize(
     "changes",
     [
