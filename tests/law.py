@@ -224,10 +224,10 @@ def _remembering(case: Case) -> Callable[..., Support]:
     """`token_support` once a row: under the case's parameters it depends on nothing else."""
     assert not (case.params.has_penalties or case.params.min_tokens or case.params.bad_words)
     shipped = path.token_support
-    known: dict[int, tuple[ScannedRow, Support]] = {}
+    known: dict[int, tuple[Tensor | ScannedRow, Support]] = {}
 
-    def token_support(logits: ScannedRow, *others: Any) -> Support:
-        key = logits.values.data_ptr()
+    def token_support(logits: Tensor | ScannedRow, *others: Any) -> Support:
+        key = (logits.values if isinstance(logits, ScannedRow) else logits).data_ptr()
         if key not in known:  # the row is held too: its address cannot come to mean another
             known[key] = logits, shipped(logits, *others)
         return known[key][1]
