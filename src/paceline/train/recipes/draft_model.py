@@ -25,7 +25,7 @@ from paceline.train.batch import Batch
 from paceline.train.divergence import DIVERGENCES
 from paceline.train.forward import whole_states
 from paceline.train.head_format import PROVENANCE
-from paceline.train.recipe import Outcome, Parameters, next_token_guesses, trainable, working_dtype
+from paceline.train.recipe import Outcome, Parameters, Recipe, next_token_guesses, trainable, working_dtype
 from paceline.train.student import pruned, pruned_weights
 from paceline.train.teacher import ROWS, Teacher, compare
 
@@ -41,7 +41,7 @@ class DraftModelSettings:
     divergence: str = "forward_kl"
 
 
-class DraftModelRecipe:
+class DraftModelRecipe(Recipe):
     method = "draft_model"
     layers: tuple[int, ...] = (-1,)
     depth = DEPTH  # a drafted token is read as any other is: at each depth alike
