@@ -37,7 +37,7 @@ class TunedTarget:
     def __init__(self, model: LoadedModel, origin: Origin) -> None:
         self.original, self.origin, self.tokenizer = model.decoder, origin, model.tokenizer
         config = replace(model.config, max_context=model.source.describe().max_context)
-        describe(config, model.decoder.dtype)
+        describe(config, model.decoder.dtype)  # what cannot be written is not trained
         dtype = working_dtype(model.decoder)
         weights = pruned_weights(model.decoder, range(config.num_layers), dtype)
         self.parameters: Parameters = trainable(weights)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from paceline.models.decoder import Decoder
 from paceline.models.heads import DraftVocabulary
-from paceline.models.hf_folder import write_hf_folder
+from paceline.models.hf_folder import describe, write_hf_folder
 from paceline.models.home import write_json
 from paceline.models.origin import Origin
 from paceline.models.tokenizer import Tokenizer
@@ -42,6 +42,8 @@ class DraftModelSettings:
 
 
 class DraftModelRecipe(Recipe):
+    """Raises PacelineError for layers that the target has not, and for a model that cannot be written as a folder."""
+
     method = "draft_model"
     layers: tuple[int, ...] = (-1,)
     depth = DEPTH  # a drafted token is read as any other is: at each depth alike
@@ -51,6 +53,7 @@ class DraftModelRecipe(Recipe):
     ) -> None:
         self.target, self.origin, self.tokenizer, self.settings = target, origin, tokenizer, settings
         config = pruned(target.config, settings.layers)
+        describe(config, target.dtype)  # what cannot be written is not trained
         dtype = working_dtype(target)
         self.parameters: Parameters = trainable(pruned_weights(target, settings.layers, dtype))
         self.student = Decoder(config, self.parameters, dtype, target.device)

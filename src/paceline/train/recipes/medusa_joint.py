@@ -86,5 +86,5 @@ class JointMedusaRecipe(Recipe):
     def write(self, folder: Path, provenance: Mapping[str, Any]) -> None:
         """The copy as a Hugging Face folder in `target`, and the heads, which fit it and nothing else."""
         origin = self.copy.write(folder / TARGET, provenance)
-        named = replace(origin, name=f"{origin.name} as it was trained with them (their folder `{TARGET}`)")
+        named = replace(origin, name=f"the copy of {origin.name} in its folder `{TARGET}`")
         self.medusa.write_for(named, folder, provenance)
