@@ -14,7 +14,6 @@ from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
 from paceline.engine.llm import LLM
 from paceline.errors import PacelineError
-from paceline.models.heads import DraftVocabulary
 from paceline.models.load import LoadedModel, load_model
 from paceline.models.origin import Origin
 from paceline.train.batch import Batch, target_states
@@ -22,14 +21,12 @@ from paceline.train.dataset import Sample
 from paceline.train.divergence import forward_kl
 from paceline.train.evaluate import Evaluation
 from paceline.train.features import OnlineFeatures
-from paceline.train.forward import whole_states
 from paceline.train.loop import Loop
 from paceline.train.recipes.draft_model import DraftModelRecipe, DraftModelSettings
 from paceline.train.recipes.layerskip import LayerSkipRecipe, LayerSkipSettings, dropout_rates, exit_weights
 from paceline.train.recipes.medusa import MedusaSettings
 from paceline.train.recipes.medusa_joint import JointMedusaRecipe, JointSettings
 from paceline.train.settings import Settings
-from paceline.train.teacher import Teacher, compare, lesson
 from paceline.train.vocabulary import most_frequent
 
 STEPS = 30
@@ -219,44 +216,6 @@ def test_gradients_reach_heads_and_the_whole_copy(tiny_llama_dir: Path) -> None:
     # head 0 reads tokens 0, 1, 2 (of ids 1, 2, 3), head 1 those before; token 3 (id 4) teaches the copy alone: nothing
     largest = found["target.embed"].abs().amax(-1)
     assert (largest > 1e-4 * largest.max()).nonzero().flatten().tolist() == [1, 2, 3]
-
-
-def test_the_output_layer_learns_what_autograd_says(tiny_llama_dir: Path) -> None:
-    model = target_of(tiny_llama_dir, "fp64")
-    batch = batch_of(model, random_samples(40, 250), (-1,))
-    tokens = batch.answers(1).nonzero().flatten()
-    assert len(tokens) > 256  # several chunks
-    teacher = Teacher.of(model.decoder, batch, DraftVocabulary(model.config.vocab_size))
-    states = (batch.hidden[-1][tokens] * 0.9).requires_grad_()
-    output = (model.decoder.head.weight * 1.1).requires_grad_()
-    ours = lesson(states, output, teacher.select(tokens), forward_kl)
-    direct = compare(states @ output.T, teacher, teacher.row[tokens], forward_kl)
-    torch.testing.assert_close(ours.loss, direct.loss)
-    for mine, right in zip(
-        torch.autograd.grad(3 * ours.loss, (states, output)),
-        torch.autograd.grad(3 * direct.loss, (states, output)),
-        strict=True,
-    ):
-        torch.testing.assert_close(mine, right)
-
-
-def test_a_layer_left_out_is_a_model_without_it(tiny_llama_dir: Path) -> None:
-    model = target_of(tiny_llama_dir, "fp64")
-    samples = random_samples(3, 250)
-    texts = Batch.of(samples, {}).texts
-    shorter = DraftModelRecipe(model.decoder, Origin.of(model), None, DraftModelSettings((0, 2))).student
-    whole, short = whole_states(model.decoder, texts, (2, -1)), whole_states(shorter, texts, (1, -1))
-    everywhere = torch.ones(len(texts.ids), dtype=torch.bool)
-    nowhere = whole_states(model.decoder, texts, (2, -1), {1: ~everywhere})
-    skipped = whole_states(model.decoder, texts, (2, -1), {1: everywhere})
-    (start, stop) = texts.spans[1]
-    one = (torch.arange(len(texts.ids)) >= start) & (torch.arange(len(texts.ids)) < stop)
-    mixed = whole_states(model.decoder, texts, (2, -1), {1: one})
-    assert torch.equal(nowhere[-1], whole[-1]) and torch.equal(nowhere[2], whole[2])
-    torch.testing.assert_close(skipped[-1], short[-1])
-    torch.testing.assert_close(skipped[2], short[1])
-    torch.testing.assert_close(mixed[2], torch.where(one[:, None], short[1], whole[2]))
-    assert not torch.allclose(short[-1], whole[-1], rtol=0.1)
 
 
 def test_rates_and_weights_are_the_papers() -> None:
