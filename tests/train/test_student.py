@@ -38,6 +38,25 @@ def test_the_training_forward_is_the_decoders(family: str) -> None:
         torch.testing.assert_close(states[layer], rows.clone(), rtol=1e-5, atol=1e-4)
 
 
+def test_a_layer_left_out_is_a_model_without_it(tiny_llama_dir: Path) -> None:
+    model = target_of(tiny_llama_dir, "fp64")
+    samples = random_samples(3, 250)
+    texts = Batch.of(samples, {}).texts
+    shorter = DraftModelRecipe(model.decoder, Origin.of(model), None, DraftModelSettings((0, 2))).student
+    whole, short = whole_states(model.decoder, texts, (2, -1)), whole_states(shorter, texts, (1, -1))
+    everywhere = torch.ones(len(texts.ids), dtype=torch.bool)
+    nowhere = whole_states(model.decoder, texts, (2, -1), {1: ~everywhere})
+    skipped = whole_states(model.decoder, texts, (2, -1), {1: everywhere})
+    (start, stop) = texts.spans[1]
+    one = (torch.arange(len(texts.ids)) >= start) & (torch.arange(len(texts.ids)) < stop)
+    mixed = whole_states(model.decoder, texts, (2, -1), {1: one})
+    assert torch.equal(nowhere[-1], whole[-1]) and torch.equal(nowhere[2], whole[2])
+    torch.testing.assert_close(skipped[-1], short[-1])
+    torch.testing.assert_close(skipped[2], short[1])
+    torch.testing.assert_close(mixed[2], torch.where(one[:, None], short[1], whole[2]))
+    assert not torch.allclose(short[-1], whole[-1], rtol=0.1)
+
+
 def recipe_of(folder: Path, dtype: str = "fp32", **settings: object) -> DraftModelRecipe:
     target = target_of(folder, dtype)
     return DraftModelRecipe(target.decoder, Origin.of(target), target.tokenizer, DraftModelSettings(**settings))  # type: ignore[arg-type]

@@ -54,6 +54,38 @@ def test_a_drafter_is_trained_and_used(
     assert drafted > 0 or method == "early_exit"  # which drafts where it is confident
 
 
+TUNED: dict[str, tuple[str, ...]] = {
+    "layerskip": ("--layers", "2", "--every", "2"),
+    "medusa": ("--joint", "--num-heads", "2", "--draft-vocab-size", "64", "--heads-weight", "0.5"),
+}
+
+
+@pytest.mark.parametrize("kind", TUNED)
+def test_another_target_is_trained_and_used(
+    kind: str, data: Path, tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out = str(tiny_llama_dir), tmp_path / "out"
+    capsys.readouterr()
+    run = (*RUN, "--steps", "3", "--lr", "1e-2")  # the last of two counts
+    assert main(["train", kind, "--model", model, "--data", str(data), "--out", str(out), *TUNED[kind], *run]) == 0
+    told = capsys.readouterr()
+    summary = json.loads(told.out)
+    assert summary["steps"] == 3 and summary["evaluation"]["decoded_acceptance_length"] >= 1
+    assert "this makes another target: the answers will be its own" in told.err
+    assert summary["target"] == str(out / "target" if kind == "medusa" else out)
+    assert summary["drafter"] == (str(out) if kind == "medusa" else None)
+    assert json.loads((Path(summary["target"]) / "provenance.json").read_text())["samples"]["training"] == 6
+    drafting = ["--method", summary["method"], *(["--draft-model", str(out)] if summary["drafter"] else [])]
+    answers = []
+    for options in (["--method", "none"], drafting):
+        assert main(["generate", "--model", summary["target"], "--json", "-n", "12", *options, "prompt 3"]) == 0
+        answers.append(json.loads(capsys.readouterr().out)["token_ids"])
+    assert answers[0] == answers[1]
+    if summary["drafter"]:
+        assert main(["generate", "--model", model, "-n", "4", *drafting, "prompt 3"]) == 1
+        assert "has other weights" in capsys.readouterr().err
+
+
 def test_what_cannot_be_is_refused_in_a_line(
     data: Path, tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,3 +102,6 @@ def test_what_cannot_be_is_refused_in_a_line(
         error = capsys.readouterr().err
         assert f"error: {message}" in error or (message in error and "error:" in error)
         assert "Traceback" not in error
+    joint = ["train", "medusa", "--model", model, "--out", str(tmp_path / "head"), "--data", str(data)]
+    assert main([*joint, "--hold-aside", "1", "--backbone-rate", "0.1"]) == 1
+    assert "--backbone-rate is of --joint" in capsys.readouterr().err

@@ -22,7 +22,9 @@ from paceline.train.recipes.draft_model import DraftModelRecipe, DraftModelSetti
 from paceline.train.recipes.eagle import EagleRecipe, EagleSettings
 from paceline.train.recipes.eagle3 import Eagle3Recipe, Eagle3Settings, default_aux_layers
 from paceline.train.recipes.early_exit import EarlyExitRecipe, EarlyExitSettings
+from paceline.train.recipes.layerskip import LayerSkipRecipe, LayerSkipSettings
 from paceline.train.recipes.medusa import MedusaRecipe, MedusaSettings
+from paceline.train.recipes.medusa_joint import JointMedusaRecipe, JointSettings
 from paceline.train.student import spread_layers
 from paceline.train.vocabulary import coverage, most_frequent
 
@@ -92,9 +94,17 @@ def _eagle(args: argparse.Namespace, material: Material) -> Made:
 
 
 def _medusa(args: argparse.Namespace, material: Material) -> Made:
+    options = {"heads_weight": args.heads_weight, "backbone_rate": args.backbone_rate}
+    given = {name: value for name, value in options.items() if value is not None}
+    if given and not args.joint:
+        raise PacelineError(f"--{next(iter(given)).replace('_', '-')} is of --joint, which was not given")
+    joint = JointSettings(**given)
     vocabulary, facts = _draft_vocabulary(args, material)
     settings = MedusaSettings(args.num_heads, args.num_blocks, args.decay, args.divergence)
-    return Made(MedusaRecipe(material.model.decoder, material.origin, vocabulary, settings, args.seed), facts)
+    model, origin = material.model, material.origin
+    if args.joint:
+        return Made(JointMedusaRecipe(model, origin, vocabulary, settings, joint, args.seed), facts)
+    return Made(MedusaRecipe(model.decoder, origin, vocabulary, settings, args.seed), facts)
 
 
 def _early_exit(args: argparse.Namespace, material: Material) -> Made:
@@ -118,10 +128,19 @@ def _draft_model(args: argparse.Namespace, material: Material) -> Made:
     return Made(recipe, facts, OnPolicy(recipe.student, args.on_policy, args.seed) if args.on_policy else as_it_is)
 
 
+def _layerskip(args: argparse.Namespace, material: Material) -> Made:
+    count = material.model.config.num_layers
+    layers = default_exit(count) if args.layers is None else args.layers
+    every = min(8, count) if args.every is None else args.every
+    settings = LayerSkipSettings(layers, args.dropout, every, args.exit_scale, args.divergence)
+    return Made(LayerSkipRecipe(material.model, material.origin, settings, args.seed), {})
+
+
 MAKERS: dict[str, Callable[[argparse.Namespace, Material], Made]] = {
     "eagle3": _eagle3,
     "eagle": _eagle,
     "medusa": _medusa,
     "early_exit": _early_exit,
     "draft_model": _draft_model,
+    "layerskip": _layerskip,
 }

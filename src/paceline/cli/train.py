@@ -11,20 +11,33 @@ RECIPES = {
     "medusa": "heads that each guess one token further ahead",
     "early_exit": "an adapter by which the target's first layers draft",
     "draft_model": "a small model, made of some of the target's layers",
+    "layerskip": "a copy of the target whose first layers draft for it (LayerSkip)",
 }
-LEARNING_RATES = {"eagle3": 3e-4, "eagle": 3e-4, "medusa": 1e-3, "early_exit": 1e-3, "draft_model": 1e-4}
+NOTES = {  # where a drafter may come with another target
+    "medusa": "With --joint the answers are those of a copy of the target that learns along: another target.",
+    "layerskip": "It is another target: the answers are the copy's, no longer the original's.",
+}
+LEARNING_RATES = {
+    "eagle3": 3e-4,
+    "eagle": 3e-4,
+    "medusa": 1e-3,
+    "early_exit": 1e-3,
+    "draft_model": 1e-4,
+    "layerskip": 1e-4,
+}
 
 
 def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "train",
         help="train a drafter for a model",
-        description="Train a drafter on samples that `paceline data generate` wrote. The target is never changed. "
-        "Interrupted, training goes on from its last checkpoint, as if it had not been.",
+        description="Train a drafter on samples that `paceline data generate` wrote. The target itself is never "
+        "changed: `layerskip` and `medusa --joint` train a copy of it, which is another target, with answers of its "
+        "own. Interrupted, training goes on from its last checkpoint, as if it had not been.",
     )
     kinds = parser.add_subparsers(title="what", dest="what", metavar="WHAT", required=True)
     for name, summary in RECIPES.items():
-        kind = kinds.add_parser(name, help=summary, description=f"Train {summary}.")
+        kind = kinds.add_parser(name, help=summary, description=f"Train {summary}. {NOTES.get(name, '')}")
         add_run_options(kind, LEARNING_RATES[name])
         ADD_OPTIONS[name](kind)
         add_model_options(kind)
@@ -86,6 +99,13 @@ def add_medusa_options(parser: argparse.ArgumentParser) -> None:
     add("--num-heads", type=int, default=4, metavar="N", help="tokens that are guessed ahead (default: %(default)s)")
     add("--num-blocks", type=int, default=1, metavar="N", help="blocks of each head (default: %(default)s)")
     add_output_options(add)
+    add = parser.add_argument_group("joint", "heads and a copy of the target learn together (Medusa-2)").add_argument
+    add("--joint", action="store_true",
+        help="write the copy to OUT/target: a new target, whose answers are its own; the heads fit it and no other")
+    add("--heads-weight", type=float, metavar="X",
+        help="of the heads' losses, beside how far the copy is from the original (default: 0.2)")
+    add("--backbone-rate", type=float, metavar="X",
+        help="the copy's learning rate, as a share of the heads', at most 0.25 (default: 0.05)")
 
 
 def add_early_exit_options(parser: argparse.ArgumentParser) -> None:
@@ -105,6 +125,19 @@ def add_draft_model_options(parser: argparse.ArgumentParser) -> None:
         help="it draws from the first N ids, as draft_vocab_size has it; 0: from all (default: %(default)s)")
     add("--on-policy", type=float, default=0.0, metavar="SHARE",
         help="of the samples whose answers the student writes itself, anew each time (default: %(default)s)")
+    add_divergence(add)
+
+
+def add_layerskip_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("copy").add_argument
+    add("--layers", type=int, metavar="E",
+        help="layers that draft in evaluations (default: a quarter, as `--method early_exit` has it)")
+    add("--dropout", type=float, default=0.1, metavar="P",
+        help="how often the last layer is left out of a document, earlier ones less (default: %(default)s)")
+    add("--every", type=int, metavar="R",
+        help="every R-th layer is read in a step, from one that is drawn; and the last (default: 8, or all there are)")
+    add("--exit-scale", type=float, default=0.2, metavar="X",
+        help="what earlier layers count, beside the last (default: %(default)s)")
     add_divergence(add)
 
 
@@ -136,6 +169,7 @@ ADD_OPTIONS = {
     "medusa": add_medusa_options,
     "early_exit": add_early_exit_options,
     "draft_model": add_draft_model_options,
+    "layerskip": add_layerskip_options,
 }
 
 

@@ -45,6 +45,8 @@ def train(args: argparse.Namespace) -> int:
     _tell(samples, material, processes)
     made = make(args, material)
     recipe, facts = made.recipe, made.facts
+    if recipe.own_target is not None and processes.is_first:
+        print(f"this makes another target: the answers will be its own, not {material.origin.name}'s", file=sys.stderr)
     about = provenance(model, material.origin, Path(args.data), samples, training, aside, processes) | facts
     prompts = [sample.token_ids[: sample.num_prompt] for sample in aside]
     evaluation = Evaluation(model, recipe, prompts, args.evaluate_tokens) if prompts else None
@@ -53,11 +55,14 @@ def train(args: argparse.Namespace) -> int:
     loop = Loop(recipe, training, features, settings, out, about, evaluation, processes, made.rewrite)
     loop.run()
     if processes.is_first:
-        summary = {"drafter": str(out), "method": recipe.method, "steps": loop.step, "tokens": loop.tokens, **facts}
+        target = args.model if recipe.own_target is None else str(out / recipe.own_target)
+        drafter: str | None = {"model": str(out), **recipe.drafting}["model"]
+        run = {"method": recipe.method, "steps": loop.step, "tokens": loop.tokens}
+        summary = {"target": target, "drafter": drafter, **run, **facts}
         found = out / EVALUATION
         if found.exists():
             summary["evaluation"] = json.loads(found.read_text(encoding="utf-8"))
-        print(json.dumps(summary) if args.json else f"{out}: {_use(recipe, args.model, out)}")
+        print(json.dumps(summary) if args.json else f"{out}: {_use(recipe.method, target, drafter)}")
     return 0
 
 
@@ -110,5 +115,6 @@ def _tell(samples: Samples, material: Material, processes: Processes) -> None:
         )
 
 
-def _use(recipe: Recipe, model: str, out: Path) -> str:
-    return f"paceline generate --model {model} --method {recipe.method} --draft-model {out}"
+def _use(method: str, target: str, drafter: str | None) -> str:
+    own = "" if drafter is None else f" --draft-model {drafter}"
+    return f"paceline generate --model {target} --method {method}{own}"

@@ -40,8 +40,9 @@ def load(folder: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
     if not found:
         return None
     state: dict[str, Any] = torch.load(found[-1] / STATE, weights_only=True)
-    for name, value in asked.items():
-        if (there := state["asked"].get(name)) != value:
+    for name in {**asked, **state["asked"]}:
+        there, value = state["asked"].get(name), asked.get(name)
+        if there != value:
             raise PacelineError(
                 f"{found[-1]} was trained with other settings: {name} is {there} there, {value} here",
                 hint="name another --out, or ask for the same",
@@ -50,9 +51,12 @@ def load(folder: Path, asked: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def publish(checkpoint: Path, out: Path) -> None:
-    """Put a checkpoint's drafter into `out` itself."""
-    for path in sorted(checkpoint.iterdir(), key=lambda path: path.name == "config.json"):
-        if path.name != STATE:
+    """Put a checkpoint's drafter into `out` itself: what makes it one, its config.json, last."""
+    out.mkdir(exist_ok=True)
+    for path in sorted(checkpoint.iterdir(), key=lambda path: (path.is_file(), path.name == "config.json")):
+        if path.is_dir():
+            publish(path, out / path.name)
+        elif path.name != STATE:
             partial = out / f".{path.name}.partial"
             shutil.copyfile(path, partial)
             partial.replace(out / path.name)

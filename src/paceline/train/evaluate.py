@@ -14,7 +14,7 @@ import torch
 from paceline.core.params import SamplingParams
 from paceline.engine.llm import LLM
 from paceline.engine.outputs import RequestOutput
-from paceline.models.load import LoadedModel
+from paceline.models.load import LoadedModel, load_model
 from paceline.train.batch import Batch, target_states
 from paceline.train.dataset import Sample
 from paceline.train.recipe import Recipe
@@ -43,16 +43,22 @@ class Evaluation:
         }
 
     def decode(self, checkpoint: Path) -> list[RequestOutput]:
-        """By the engine, with the drafter as it was written."""
+        """By the engine, with the drafter as it was written, and for the target that it is for."""
         speculation = {
             "method": self.recipe.method,
             "model": str(checkpoint),
             "num_speculative_tokens": self.num_draft_tokens,
             **self.recipe.drafting,
         }
-        llm = LLM(self.model, speculation, max_num_seqs=8)
+        llm = LLM(self.target(checkpoint), speculation, max_num_seqs=8)
         prompts = [{"prompt_token_ids": list(prompt)} for prompt in self.prompts]
         return llm.generate(prompts, SamplingParams(temperature=0, max_tokens=self.max_tokens))
+
+    def target(self, checkpoint: Path) -> LoadedModel:
+        """The target of a drafter that was written: the one it was trained on, or its own."""
+        if self.recipe.own_target is None:
+            return self.model
+        return load_model(str(checkpoint / self.recipe.own_target), device=str(self.model.decoder.device), packed=False)
 
     def simulate(self, output: RequestOutput) -> list[int]:
         """Tokens of each pass, had the answer been drafted by the trainer's own guesses."""

@@ -4,8 +4,9 @@ The same weights run in `Decoder` when it decodes. There a row's bits may depend
 speed; here they need not, and a frozen target's states come a few times sooner. A test compares the two.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +38,16 @@ class Texts:
         )
 
 
-def whole_states(decoder: Decoder, texts: Texts, layers: Sequence[int]) -> dict[int, torch.Tensor]:
-    """States [T, d] at every token: outputs of layers, and for −1 what the output layer reads."""
+def whole_states(
+    decoder: Decoder,
+    texts: Texts,
+    layers: Sequence[int],
+    left_out: Mapping[int, torch.Tensor] = MappingProxyType({}),
+) -> dict[int, torch.Tensor]:
+    """States [T, d] at every token: outputs of layers, and for −1 what the output layer reads.
+
+    left_out[layer]: [T] bool, tokens of whole documents that pass this layer by.
+    """
     c, found = decoder.config, {}
     x = look_up(texts.ids, decoder.embedding)
     if c.embedding_scale != 1.0:
@@ -46,6 +55,7 @@ def whole_states(decoder: Decoder, texts: Texts, layers: Sequence[int]) -> dict[
     rotary = {rope: _rotary(decoder, rope, texts) for rope in (c.rope, c.local_rope) if rope is not None}
     last = decoder.config.num_layers - 1 if -1 in layers else max(layers)
     for index, layer in enumerate(decoder.layers[: last + 1]):
+        before = x
         heads = _product(layer.qkv, rms_norm(x, layer.attention_norm, c.rms_norm_eps)).view(len(x), -1, c.head_dim)
         q, k, v = torch.split(heads, [c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
         if layer.q_norm is not None and layer.k_norm is not None:
@@ -60,6 +70,8 @@ def whole_states(decoder: Decoder, texts: Texts, layers: Sequence[int]) -> dict[
         y = _product(layer.gate_up, rms_norm(x, layer.mlp_norm, c.rms_norm_eps))
         y = _product(layer.down, gated(y, c.activation))
         x = x + (y if layer.post_mlp_norm is None else rms_norm(y, layer.post_mlp_norm, c.rms_norm_eps))
+        if index in left_out:
+            x = torch.where(left_out[index][:, None], before, x)
         if index in layers:
             found[index] = x
     if -1 in layers:

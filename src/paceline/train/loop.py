@@ -20,7 +20,7 @@ from paceline.models.home import write_json
 from paceline.train import checkpoint
 from paceline.train.batch import Batch
 from paceline.train.dataset import Sample, batches
-from paceline.train.optimizers import optimizers
+from paceline.train.optimizers import paced
 from paceline.train.processes import Processes
 from paceline.train.recipe import Outcome, Recipe
 from paceline.train.settings import Settings
@@ -62,7 +62,7 @@ class Loop:
         self.out, self.about, self.evaluate = out, about, evaluate
         self.processes, self.rewrite = processes or Processes(), rewrite
         self.stop_after = settings.steps  # a visit may do a part; the schedule is the whole run's
-        self.optimizers = optimizers(recipe.parameters.values(), settings)
+        self.optimizers = paced(recipe, settings)
         self.step = 0
         self.tokens = 0  # learnt from, all steps together
         self._said = time.perf_counter()
@@ -99,7 +99,7 @@ class Loop:
 
     def _advance(self, packs: list[tuple[int, list[Sample]]]) -> "StepOutcome":
         s = self.settings
-        for optimizer in self.optimizers:
+        for _, optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=False)
         total = StepOutcome(self.recipe.depth)
         for number, pack in packs:
@@ -121,9 +121,9 @@ class Loop:
         if not norm.isfinite():
             raise PacelineError(f"step {self.step}: the gradient is not finite", hint="lower --lr, or leave out --bf16")
         total.norm = float(norm)
-        for optimizer in self.optimizers:
+        for factor, optimizer in self.optimizers:
             for group in optimizer.param_groups:
-                group["lr"] = s.rate(self.step)
+                group["lr"] = factor * s.rate(self.step)
             if total.tokens:
                 optimizer.step()
         self.step += 1
@@ -160,7 +160,7 @@ class Loop:
                 "step": self.step,
                 "tokens": self.tokens,
                 "parameters": {name: p.detach() for name, p in self.recipe.parameters.items()},
-                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+                "optimizers": [optimizer.state_dict() for _, optimizer in self.optimizers],
             }
             place = checkpoint.save(folder, self.step, self.recipe, state, provenance)
             if self.evaluate is not None and (last or (s.evaluate_every and self.step % s.evaluate_every == 0)):
@@ -183,7 +183,7 @@ class Loop:
         with torch.no_grad():
             for name, parameter in self.recipe.parameters.items():
                 parameter.copy_(state["parameters"][name])
-        for optimizer, held in zip(self.optimizers, state["optimizers"], strict=True):
+        for (_, optimizer), held in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(held)
         self.step, self.tokens = state["step"], state["tokens"]
         self._cut_log()

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 
 from paceline.train.muon import Muon
+from paceline.train.recipe import Recipe
 from paceline.train.settings import Settings
 
 Tensors = Sequence[torch.Tensor]
@@ -31,3 +32,11 @@ def optimizers(parameters: Iterable[torch.Tensor], settings: Settings) -> list[t
     tensors = list(parameters)
     matrices, vectors = [p for p in tensors if p.dim() > 1], [p for p in tensors if p.dim() <= 1]
     return OPTIMIZERS[settings.optimizer](matrices, vectors, settings.learning_rate, settings.weight_decay)
+
+
+def paced(recipe: Recipe, settings: Settings) -> list[tuple[float, torch.optim.Optimizer]]:
+    """Those that move a recipe's parameters, each with the factor of its learning rate."""
+    by_factor: dict[float, list[torch.Tensor]] = {}
+    for name, parameter in recipe.parameters.items():
+        by_factor.setdefault(recipe.rates.get(name, 1.0), []).append(parameter)
+    return [(factor, made) for factor, own in by_factor.items() for made in optimizers(own, settings)]

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -42,8 +43,12 @@ class Recipe(Protocol):
     parameters: Parameters
     depth: int
     """Rows of an outcome's counts."""
-    drafting: Mapping[str, Any]
-    """Keys of speculative_config, besides the model's, that the drafter is measured with."""
+    drafting: Mapping[str, Any] = MappingProxyType({})
+    """Keys of speculative_config that it is measured with; `model` is what was written, unless it is among them."""
+    own_target: str | None = None
+    """Where, in what is written, the target lies that is drafted for; None: it is the one that was trained on."""
+    rates: Mapping[str, float] = MappingProxyType({})
+    """Of single parameters: by what their learning rate differs from the run's."""
 
     def learn(self, batch: Batch) -> Outcome: ...
 

@@ -69,10 +69,10 @@ class Lesson:
 
 
 def lesson(states: torch.Tensor, output: torch.Tensor, selection: Selection, divergence: Divergence) -> Lesson:
-    """Compare what a frozen output layer [D, d] makes of states [m, d] with the teacher's rows.
+    """Compare what an output layer [D, d] makes of states [m, d] with the teacher's rows.
 
-    No gradient reaches `output`, so that of the states is found at once, chunk by chunk: logits of more than `ROWS`
-    rows never exist together.
+    Gradients, the output layer's too unless it is frozen, are found at once, chunk by chunk: logits of more than
+    `ROWS` rows never exist together.
     """
     loss, counts = _ThroughOutput.apply(states, output, selection, divergence)  # type: ignore[no-untyped-call]
     return Lesson(loss, counts)
@@ -83,33 +83,37 @@ class _ThroughOutput(torch.autograd.Function):
     def forward(ctx, states, output, selection, divergence):  # type: ignore[no-untyped-def]
         total = states.new_zeros(())
         counts = torch.zeros(3, dtype=torch.float64, device=states.device)
-        gradient = torch.zeros_like(states)
+        weight = output.detach().to(states.dtype).requires_grad_(ctx.needs_input_grad[1])
+        by_states = torch.zeros_like(states)
+        by_output = torch.zeros_like(weight) if weight.requires_grad else None
         for start in range(0, len(states), ROWS):
             part = slice(start, start + ROWS)
-            rows = selection.rows[part]
-            own, gradient[part] = _through(states[part], output, selection.teacher, rows, divergence)
+            leaf = states[part].detach().requires_grad_()
+            own, gradients = _through(leaf, weight, selection.teacher, selection.rows[part], divergence)
             total += own.loss
             counts += own.counts
-        ctx.save_for_backward(gradient)
+            by_states[part] = gradients[0]
+            if by_output is not None:
+                by_output += gradients[1]
+        ctx.save_for_backward(by_states, by_output)
         ctx.mark_non_differentiable(counts)
         return total, counts
 
     @staticmethod
     def backward(ctx, grad_loss, grad_counts):  # type: ignore[no-untyped-def]
-        (gradient,) = ctx.saved_tensors
-        return grad_loss * gradient, None, None, None
+        by_states, by_output = ctx.saved_tensors
+        return grad_loss * by_states, None if by_output is None else grad_loss * by_output, None, None
 
 
 def _through(
     states: torch.Tensor, output: torch.Tensor, teacher: Teacher, rows: torch.Tensor, divergence: Divergence
-) -> tuple[Lesson, torch.Tensor]:
-    """A chunk's lesson, and its gradient by the states."""
+) -> tuple[Lesson, tuple[torch.Tensor, ...]]:
+    """A chunk's lesson, and its gradients by those of states and output that want one."""
     with torch.enable_grad():
-        leaf = states.detach().requires_grad_()
-        logits = F.linear(leaf, output.to(leaf.dtype))
+        logits = F.linear(states, output)
         own = compare(logits.to(torch.promote_types(logits.dtype, torch.float32)), teacher, rows, divergence)
-        (gradient,) = torch.autograd.grad(own.loss, leaf)
-    return Lesson(own.loss.detach(), own.counts), gradient
+        gradients = torch.autograd.grad(own.loss, [leaf for leaf in (states, output) if leaf.requires_grad])
+    return Lesson(own.loss.detach(), own.counts), gradients
 
 
 def compare(logits: torch.Tensor, teacher: Teacher, rows: torch.Tensor, divergence: Divergence) -> Lesson:

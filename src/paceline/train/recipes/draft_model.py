@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from paceline.models.decoder import Decoder
 from paceline.models.heads import DraftVocabulary
-from paceline.models.hf_folder import write_hf_folder
+from paceline.models.hf_folder import describe, write_hf_folder
 from paceline.models.home import write_json
 from paceline.models.origin import Origin
 from paceline.models.tokenizer import Tokenizer
@@ -25,7 +25,7 @@ from paceline.train.batch import Batch
 from paceline.train.divergence import DIVERGENCES
 from paceline.train.forward import whole_states
 from paceline.train.head_format import PROVENANCE
-from paceline.train.recipe import Outcome, Parameters, next_token_guesses, trainable, working_dtype
+from paceline.train.recipe import Outcome, Parameters, Recipe, next_token_guesses, trainable, working_dtype
 from paceline.train.student import pruned, pruned_weights
 from paceline.train.teacher import ROWS, Teacher, compare
 
@@ -41,7 +41,9 @@ class DraftModelSettings:
     divergence: str = "forward_kl"
 
 
-class DraftModelRecipe:
+class DraftModelRecipe(Recipe):
+    """Raises PacelineError for layers that the target has not, and for a model that cannot be written as a folder."""
+
     method = "draft_model"
     layers: tuple[int, ...] = (-1,)
     depth = DEPTH  # a drafted token is read as any other is: at each depth alike
@@ -51,6 +53,7 @@ class DraftModelRecipe:
     ) -> None:
         self.target, self.origin, self.tokenizer, self.settings = target, origin, tokenizer, settings
         config = pruned(target.config, settings.layers)
+        describe(config, target.dtype)  # what cannot be written is not trained
         dtype = working_dtype(target)
         self.parameters: Parameters = trainable(pruned_weights(target, settings.layers, dtype))
         self.student = Decoder(config, self.parameters, dtype, target.device)

@@ -28,6 +28,7 @@ from paceline.train.recipe import (
     Initial,
     Outcome,
     Parameters,
+    Recipe,
     float_rows,
     in_one_call,
     stored_dtype,
@@ -49,7 +50,7 @@ class EagleSettings:
     divergence: str = "forward_kl"
 
 
-class EagleRecipe:
+class EagleRecipe(Recipe):
     method = "eagle"
     layers: tuple[int, ...] = (-1,)
     drafting: Mapping[str, Any] = MappingProxyType({})

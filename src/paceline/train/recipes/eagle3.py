@@ -28,6 +28,7 @@ from paceline.train.recipe import (
     Initial,
     Outcome,
     Parameters,
+    Recipe,
     float_rows,
     in_one_call,
     stored_dtype,
@@ -53,7 +54,7 @@ class Eagle3Settings:
     norm_output: bool = False
 
 
-class Eagle3Recipe:
+class Eagle3Recipe(Recipe):
     """scales: of each layer that is read, and of −1, the size [d] that its values usually have. A few are hundreds of
     times larger than the rest; `fc` is trained as if all had size 1, and written as what reads the states as they are.
     The output norm begins with the sizes that the output layer is used to: with those of a few giants, only they learn.

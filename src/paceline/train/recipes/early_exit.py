@@ -26,6 +26,7 @@ from paceline.train.recipe import (
     Initial,
     Outcome,
     Parameters,
+    Recipe,
     float_rows,
     in_one_call,
     next_token_guesses,
@@ -47,7 +48,7 @@ class EarlyExitSettings:
     divergence: str = "forward_kl"
 
 
-class EarlyExitRecipe:
+class EarlyExitRecipe(Recipe):
     """scales: the size [d] that values usually have at the exit, and where the output layer reads (−1). A few are
     hundreds of times larger than the rest at the exit; the adapter is trained as if all had size 1 there.
 

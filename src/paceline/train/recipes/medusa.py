@@ -24,6 +24,7 @@ from paceline.train.recipe import (
     Initial,
     Outcome,
     Parameters,
+    Recipe,
     float_rows,
     in_one_call,
     stored_dtype,
@@ -43,7 +44,7 @@ class MedusaSettings:
     divergence: str = "forward_kl"
 
 
-class MedusaRecipe:
+class MedusaRecipe(Recipe):
     method = "medusa"
     layers: tuple[int, ...] = (-1,)
     drafting: Mapping[str, Any] = MappingProxyType({"speculative_token_tree": "chain"})
@@ -64,43 +65,61 @@ class MedusaRecipe:
 
     def heads(self) -> MedusaHeads:
         """The heads that inference drafts with, made of the trained tensors: gradients reach them."""
+        return self.heads_on(self.output)
+
+    def heads_on(self, output: torch.Tensor) -> MedusaHeads:
+        """The same, read by another output layer [D, d]."""
         p, s = self.parameters, self.settings
-        output = Linear(self.output)
+        shared = Linear(output)
         heads = []
         for head in range(s.num_heads):
             names = [f"{head}.{block}.linear" for block in range(s.num_blocks)]
             blocks = tuple(Linear(p[f"{name}.weight"], p[f"{name}.bias"]) for name in names)
-            in_one_call((*blocks, output))
-            heads.append(MedusaHead(blocks, output))
+            in_one_call((*blocks, shared))
+            heads.append(MedusaHead(blocks, shared))
         return MedusaHeads(tuple(heads), self.vocabulary)
 
     def learn(self, batch: Batch) -> Outcome:
-        teacher, heads = Teacher.of(self.target, batch, self.vocabulary), self.heads()
+        return self.learn_from(batch, self._hidden(batch), self.output)
+
+    def learn_from(self, batch: Batch, hidden: torch.Tensor, output: torch.Tensor) -> Outcome:
+        """From states [T, d] at the batch's tokens; the output layer [D, d] may be one that is trained."""
+        teacher, heads = Teacher.of(self.target, batch, self.vocabulary), self.heads_on(output)
         counts = torch.zeros(self.depth, 3, dtype=torch.float64)
         loss = torch.zeros((), dtype=torch.float64, device=batch.ids.device)
         for head in range(self.settings.num_heads):
             tokens = batch.answers(head + 2).nonzero().flatten()
             if len(tokens):
-                states = heads.states(head, batch.hidden[-1][tokens].to(self.output.dtype))
+                states = heads.states(head, hidden[tokens])
                 divergence = DIVERGENCES[self.settings.divergence]
-                own = lesson(states, self.output, teacher.select(tokens + head + 1), divergence)
+                own = lesson(states, output, teacher.select(tokens + head + 1), divergence)
                 loss = loss + self.settings.decay**head * own.loss
                 counts[head] = own.counts.cpu()
         return Outcome(loss, int(counts[0, 0]), counts)
 
-    @torch.no_grad()
     def guesses(self, batch: Batch, steps: int) -> torch.Tensor:
-        heads, guesses = self.heads(), torch.full((steps, len(batch.ids)), -1)
+        return self.guesses_from(batch, self._hidden(batch), self.output, steps)
+
+    @torch.no_grad()
+    def guesses_from(self, batch: Batch, hidden: torch.Tensor, output: torch.Tensor, steps: int) -> torch.Tensor:
+        """The same from other states, by another output layer."""
+        heads, guesses = self.heads_on(output), torch.full((steps, len(batch.ids)), -1)
         for head in range(min(steps, self.depth)):
             tokens = batch.answers(head + 2).nonzero().flatten()
-            logits = heads.logits(head, batch.hidden[-1][tokens].to(self.output.dtype))
-            guesses[head, tokens.cpu()] = logits.argmax(-1).cpu()
+            guesses[head, tokens.cpu()] = heads.logits(head, hidden[tokens]).argmax(-1).cpu()
         return guesses
+
+    def _hidden(self, batch: Batch) -> torch.Tensor:
+        return batch.hidden[-1].to(self.output.dtype)
 
     def describe(self) -> dict[str, Any]:
         return {**asdict(self.settings), "draft_vocab_size": len(self.output)}
 
     def write(self, folder: Path, provenance: Mapping[str, Any]) -> None:
+        self.write_for(self.origin, folder, provenance)
+
+    def write_for(self, origin: Origin, folder: Path, provenance: Mapping[str, Any]) -> None:
+        """As heads of another target."""
         tensors = dict(self.parameters)
         if self.vocabulary.ids is not None:
             tensors["token_map"] = self.vocabulary.ids
@@ -108,9 +127,9 @@ class MedusaRecipe:
             "model_type": "medusa",
             "medusa_num_heads": self.settings.num_heads,
             "medusa_num_layers": self.settings.num_blocks,
-            "base_model_name_or_path": self.origin.name,
+            "base_model_name_or_path": origin.name,
             "hidden_size": self.target.config.hidden_size,
             "vocab_size": self.target.config.vocab_size,
         }
         own = {"method": self.method, "output_layer": "target"}
-        write_head(folder, config, own, self.origin, tensors, stored_dtype(self.target), provenance)
+        write_head(folder, config, own, origin, tensors, stored_dtype(self.target), provenance)
