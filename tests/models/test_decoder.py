@@ -47,6 +47,15 @@ def test_logits_equal_transformers(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", tiny.FAMILIES)
+def test_logits_equal_transformers_where_the_width_is_no_square(family: str) -> None:
+    """Gemma scales its embeddings by the root of it."""
+    model = tiny.hf_model(tiny.hf_config(family, hidden_size=72))
+    decoder = tiny.decoder_of(model, torch.float64)
+    got = run(decoder, decoder.new_pool(512).new_sequence(), TOKENS)
+    assert (got - reference(model, TOKENS)).abs().max().item() <= 1e-9
+
+
+@pytest.mark.parametrize("family", tiny.FAMILIES)
 def test_the_tiny_models_look_at_their_context(family: str) -> None:
     """Without this the other tests could not see a fault of cache, mask or positions."""
     model = tiny.hf_model(tiny.hf_config(family))

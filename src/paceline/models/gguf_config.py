@@ -93,7 +93,7 @@ def _config(file: GgufFile) -> ModelConfig:
         qk_norm=arch in ("qwen3", "gemma3"),
         sandwich_norms=gemma,
         activation="gelu_tanh" if gemma else "silu",
-        embedding_scale=float(torch.tensor(hidden_size**0.5)) if gemma else 1.0,
+        embedding_scale=hidden_size**0.5 if gemma else 1.0,
         attention_scale=_attention_scale(meta, query_size),
         sliding_windows=windows,
         bos_token_id=tokens.whole("bos_token_id"),

@@ -4,8 +4,6 @@ from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from typing import Any
 
-import torch
-
 from paceline.errors import PacelineError
 from paceline.models.config import FAMILIES, ROPE_KINDS, ModelConfig, RopeConfig, require_integer, require_number
 from paceline.values import shown
@@ -115,8 +113,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
         qk_norm=family in ("qwen3", "gemma3"),
         sandwich_norms=gemma,
         activation=_activation(hf.hidden_activation if gemma else hf.hidden_act),
-        # transformers keeps the factor in float32 before it takes the weights' precision
-        embedding_scale=float(torch.tensor(hf.hidden_size**0.5)) if gemma else 1.0,
+        embedding_scale=hf.hidden_size**0.5 if gemma else 1.0,
         attention_scale=(hf.query_pre_attn_scalar if gemma else head_dim) ** -0.5,
         sliding_windows=windows,
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
