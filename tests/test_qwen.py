@@ -13,6 +13,7 @@ from paceline.decode import decode
 from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.draft_model import DraftModelDrafter
+from paceline.drafters.ngram import NgramDrafter
 from paceline.models.load import LoadedModel, load_model
 
 pytestmark = pytest.mark.slow
@@ -33,12 +34,13 @@ def test_not_one_token_changes(target: LoadedModel) -> None:
     draft = load_model(DRAFT).decoder
     prompts = [chat(target, text) for text in (SHORT[1], SHORT[10], SHORT[0])]
     prompts.append(chat(target, LONG[2][:1200]))
-    drafters = {"draft_model": lambda: DraftModelDrafter(draft)}
+    drafters = {"ngram": NgramDrafter, "draft_model": lambda: DraftModelDrafter(draft)}
     cells = list(run_matrix(target.decoder, prompts, drafters, [1, 3, 5, 8], 48, set()))
     for cell in cells:
         print(cell)
     assert [cell for cell in cells if not cell.identical] == []
-    assert sum(cell.accepted for cell in cells) > 500
+    assert sum(cell.accepted for cell in cells if cell.drafter == "draft_model") > 500
+    assert sum(cell.accepted for cell in cells if cell.drafter == "ngram") > 0
     assert target.exact == "bitwise"
 
 

@@ -168,7 +168,7 @@ def test_no_command_shows_the_help_on_stderr() -> None:
         (PacelineError("no such model"), ["error: no such model"]),
         (
             OSError(errno.ENOSPC, "No space left on device", "model.gguf"),
-            ["error: No space left on device: model.gguf"],
+            ["error: No space left on device: model.gguf", "hint: free some space on that disk, or write elsewhere"],
         ),
     ],
 )

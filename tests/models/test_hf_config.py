@@ -154,6 +154,8 @@ def test_the_number_of_layers_is_compared_with_the_tensors_first(tmp_path, monke
 
 def test_an_error_names_the_file(tmp_path) -> None:
     folder = write_folder(tmp_path / "m", llama_weights())
-    (folder / "config.json").write_text(json.dumps(plain("llama", rms_norm_eps=-1)))
-    with pytest.raises(PacelineError, match=r"m/config\.json: rms_norm_eps is -1"):
-        load_model(str(folder))
+    for flaw in ({"rms_norm_eps": -1}, {"num_attention_heads": 3}, {"hidden_size": "big"}, {"hidden_size": -4}):
+        (folder / "config.json").write_text(json.dumps(plain("llama", **flaw)))
+        with pytest.raises(PacelineError, match=r"m/config\.json: ") as caught:
+            load_model(str(folder))
+        assert caught.value.hint and str(next(iter(flaw.values()))) in str(caught.value)

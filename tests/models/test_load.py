@@ -166,8 +166,10 @@ def test_inert_leftovers_are_named(tmp_path):
 
 def test_wrong_shape(tmp_path):
     weights = llama_weights() | {"model.norm.weight": torch.zeros(31)}
-    with pytest.raises(PacelineError, match=r"model\.norm\.weight has shape \[31\], .*\[32\]"):
-        parts(write_folder(tmp_path, weights))
+    folder = write_folder(tmp_path, weights)
+    with pytest.raises(PacelineError, match=r"model\.norm\.weight has shape \[31\], .*\[32\]") as caught:
+        parts(folder)
+    assert str(folder) in str(caught.value) and caught.value.hint
 
 
 # --- GGUF files -----------------------------------------------------------------------------------

@@ -168,7 +168,7 @@ def test_damaged_tokenizer(tmp_path: Path) -> None:
     path.write_text(path.read_text()[:500])
     with pytest.raises(PacelineError, match="the tokenizer cannot be loaded") as caught:
         Tokenizer.from_hf_folder(tmp_path)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(caught.value) and "fetch tokenizer.json" in caught.value.hint
 
 
 # --- saving, decoding, cost ---

@@ -135,6 +135,7 @@ def test_refusals_are_one_line(template: str, chat: list[Any], says: str) -> Non
     with pytest.raises(PacelineError) as caught:
         render_chat_template(template, chat, True, SPECIAL)
     assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert caught.value.hint
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 Nothing that takes time is imported at the top: Ctrl-C in the first moments must find `main` at work, and end quietly.
 """
 
+import errno
 import io
 import os
 import sys
@@ -25,6 +26,18 @@ COMMANDS = {
     "data": "have a model write what its drafter is trained on",
     "train": "train a drafter for a model",
     "export": "write a drafter for another engine",
+}
+
+# what to do about an error of the system
+HINTS = {
+    errno.ENOSPC: "free some space on that disk, or write elsewhere",
+    errno.EDQUOT: "your quota is used up: delete something, or write elsewhere",
+    errno.EACCES: "you need the right to use that path: check its owner and mode, or name another",
+    errno.EPERM: "you need the right to use that path: check its owner and mode, or name another",
+    errno.EROFS: "that disk cannot be written to: name another place",
+    errno.EMFILE: "too many files are open: raise the limit (`ulimit -n`)",
+    errno.ENOMEM: "there is not enough memory: close other programs, or use a smaller model or context",
+    errno.EIO: "the disk or the terminal failed: try another",
 }
 
 EXIT_ERROR = 1
@@ -53,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OSError as error:
         show_traceback()
         where = f": {error.filename}" if error.filename else ""
-        report(f"{error.strerror or error}{where}", None)
+        report(f"{error.strerror or error}{where}", HINTS.get(error.errno or 0))
         return EXIT_ERROR
     except (Exception, KeyboardInterrupt) as error:
         show_traceback()

@@ -60,9 +60,8 @@ class TransformersSource:
         notes = leftover_note(check_names(config, weights, self.name))
         chosen, precision_note = (precision, ()) if precision else own_precision(self.model.dtype)
         canonical = _effective(config, weights)
-        tensors = dict(
-            prepare(config, pack_weights(canonical, chosen) if chosen in PACKED else canonical, PRECISIONS[chosen])
-        )
+        stored = pack_weights(canonical, chosen) if chosen in PACKED else canonical
+        tensors = dict(prepare(config, stored, PRECISIONS[chosen], self.name))
         return ModelParts(config, tensors, tokenizer, chosen, notes + precision_note)
 
 

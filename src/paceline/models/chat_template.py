@@ -13,6 +13,9 @@ from typing import Any
 from paceline.errors import PacelineError
 from paceline.values import shown
 
+_TEXT_ONLY = 'give a string, or parts {"type": "text", "text": …}'
+WITHOUT_TEMPLATE = "complete a prompt without a template: --raw"
+
 
 def render_chat_template(
     template: str,
@@ -34,11 +37,18 @@ def render_chat_template(
         compiled = _compile(template)
         return str(compiled.render(messages=conversation, add_generation_prompt=add_generation_prompt, **given))
     except TemplateSyntaxError as error:
-        raise PacelineError(f"the chat template is not valid (line {error.lineno}): {_one_line(error)}") from error
+        raise PacelineError(
+            f"the chat template is not valid (line {error.lineno}): {_one_line(error)}", WITHOUT_TEMPLATE
+        ) from error
     except TemplateError as error:
-        raise PacelineError(f"the chat template refuses this conversation: {_one_line(error)}") from error
+        raise PacelineError(
+            f"the chat template refuses this conversation: {_one_line(error)}",
+            hint=f"change the roles or their order as it asks, or {WITHOUT_TEMPLATE}",
+        ) from error
     except Exception as error:  # a template is a program of its author's: it may fail in any way
-        raise PacelineError(f"the chat template failed: {type(error).__name__}: {_one_line(error)}") from error
+        raise PacelineError(
+            f"the chat template failed: {type(error).__name__}: {_one_line(error)}", WITHOUT_TEMPLATE
+        ) from error
 
 
 def _plain_message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -57,12 +67,14 @@ def _text(index: int, content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, Sequence):
-        raise PacelineError(f"message {index}: content is {type(content).__name__}, not text")
+        raise PacelineError(f"message {index}: content is {type(content).__name__}, not text", _TEXT_ONLY)
     parts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
-            raise PacelineError(f"message {index}: a content part of type {shown(kind)} is not supported, only text")
+            raise PacelineError(
+                f"message {index}: a content part of type {shown(kind)} is not supported, only text", _TEXT_ONLY
+            )
         parts.append(part["text"])
     return "\n".join(parts)
 

@@ -35,13 +35,12 @@ def require_number(name: str, value: object) -> float:
 
 @contextmanager
 def described_by(path: Path) -> Iterator[None]:
-    """Put `path`, the file that holds what is read, before an error that does not name it."""
+    """Put `path`, the file that holds what is read, before an error that does not name it, and a hint behind it."""
     try:
         yield
     except PacelineError as error:
-        if str(error).startswith(str(path)):
-            raise
-        raise PacelineError(f"{path}: {error}", error.hint) from error
+        message = str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
+        raise PacelineError(message, error.hint or "correct that entry, or fetch the file again") from error
 
 
 @dataclass(frozen=True, slots=True)

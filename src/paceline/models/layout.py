@@ -103,7 +103,7 @@ def _and_more(names: list[str]) -> str:
 
 
 def prepare(
-    config: ModelConfig, weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype
+    config: ModelConfig, weights: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype, where: str = "the model"
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Canonical weights in, prepared tensors out, each as soon as its parts are there.
 
@@ -117,9 +117,12 @@ def prepare(
         if part is None:
             if is_inert(name, config):
                 continue
-            raise PacelineError(f"weight {name} has no place in a {config.family} model")
+            raise PacelineError(f"{where}: weight {name} has no place in a {config.family} model")
         if (shape := shape_of(tensor)) != part.shape:
-            raise PacelineError(f"weight {name} has shape {list(shape)}, the config says {list(part.shape)}")
+            raise PacelineError(
+                f"{where}: weight {name} has shape {list(shape)}, the config says {list(part.shape)}",
+                hint="config and weights are of different models: fetch them together again",
+            )
         # Gemma multiplies by its norm weights in float32; everything else lives in the model's precision
         is_gemma_norm = config.family == "gemma3" and name.endswith("norm.weight")
         if not is_packed(tensor):
@@ -131,4 +134,4 @@ def prepare(
             del waiting[part.name]
             yield part.name, complete[0].contiguous() if part.count == 1 else torch.cat(complete)
     if parts:
-        raise PacelineError(f"weight {next(iter(parts))} is missing" + _and_more(list(parts)))
+        raise PacelineError(f"{where}: weight {next(iter(parts))} is missing" + _and_more(list(parts)))

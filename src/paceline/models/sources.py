@@ -150,7 +150,7 @@ class GGUFSource:
             weights, size = file.weights(dtype), prepared_size(config, dtype)
         return store.Recipe(
             config=config,
-            tensors=prepare(config, weights, dtype),
+            tensors=prepare(config, weights, dtype, str(self.path)),
             size=size,
             notes=leftover_note(inert),
             save_tokenizer=tokenizer.save,
@@ -192,7 +192,8 @@ class FolderSource:
         notes += _tied_head_note(config, checkpoint)
         chosen, precision_note = (precision, ()) if precision else own_precision(checkpoint.dtype())
         dtype, canonical = PRECISIONS[chosen], checkpoint.tensors(config, frozenset(inert))
-        tensors = prepare(config, pack_weights(canonical, chosen) if chosen in PACKED else canonical, dtype)
+        stored = pack_weights(canonical, chosen) if chosen in PACKED else canonical
+        tensors = prepare(config, stored, dtype, str(self.path))
         weights = dict(_counted(tensors, prepared_size(config, dtype), f"loading {self.path.name}", progress))
         return ModelParts(config, weights, tokenizer, chosen, notes + precision_note)
 

@@ -14,7 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer as Backend
 
 from paceline.errors import PacelineError
-from paceline.models.chat_template import render_chat_template
+from paceline.models.chat_template import WITHOUT_TEMPLATE, render_chat_template
 
 BACKEND_FILE = "tokenizer.json"
 INFO_FILE = "paceline_tokenizer.json"
@@ -126,7 +126,10 @@ class Tokenizer:
             hf = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
         except Exception as error:  # transformers raises whatever the file at fault provoked
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise PacelineError(f"{folder}: the tokenizer cannot be loaded: {reason}") from error
+            raise PacelineError(
+                f"{folder}: the tokenizer cannot be loaded: {reason}",
+                hint="fetch tokenizer.json and tokenizer_config.json again",
+            ) from error
         return Tokenizer.from_transformers(hf, model_name or folder.name, str(folder))
 
     @staticmethod
@@ -164,14 +167,14 @@ class Tokenizer:
     def _chat_template(self) -> str:
         templates, name = self.info.chat_templates, self.info.model_name
         if not templates:
-            raise PacelineError(f"model {name} has no chat template", hint="complete a prompt without one: --raw")
+            raise PacelineError(f"model {name} has no chat template", hint=WITHOUT_TEMPLATE)
         if "default" in templates:
             return templates["default"]
         if len(templates) == 1:
             return next(iter(templates.values()))
         raise PacelineError(
             f"model {name} has no default chat template, only {', '.join(sorted(templates))}",
-            hint="complete a prompt without one: --raw",
+            hint=WITHOUT_TEMPLATE,
         )
 
 
