@@ -22,7 +22,7 @@ TARGET, DRAFT = "qwen2.5-coder-1.5b", "qwen2.5-coder-0.5b"
 
 @pytest.fixture(scope="module")
 def target() -> LoadedModel:
-    return load_model(TARGET)
+    return load_model(TARGET, dtype="bf16")
 
 
 def chat(model: LoadedModel, text: str) -> list[int]:
@@ -31,7 +31,7 @@ def chat(model: LoadedModel, text: str) -> list[int]:
 
 
 def test_not_one_token_changes(target: LoadedModel) -> None:
-    draft = load_model(DRAFT).decoder
+    draft = load_model(DRAFT, dtype="bf16").decoder
     prompts = [chat(target, text) for text in (SHORT[1], SHORT[10], SHORT[0])]
     prompts.append(chat(target, LONG[2][:1200]))
     drafters = {"ngram": NgramDrafter, "draft_model": lambda: DraftModelDrafter(draft)}
@@ -64,7 +64,7 @@ def test_one_seed_one_answer_whatever_the_method(target: LoadedModel) -> None:
 
 def test_the_second_start_takes_seconds_and_never_opens_the_gguf(target: LoadedModel) -> None:
     """Imports included. The bound is the requirement's; typical is well below it on a quiet machine."""
-    code = f"from paceline.models.load import load_model; load_model({TARGET!r})"
+    code = f"from paceline.models.load import load_model; load_model({TARGET!r}, dtype='bf16')"
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True)
     assert time.perf_counter() - start <= 6

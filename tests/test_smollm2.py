@@ -81,15 +81,21 @@ def test_it_is_exact_bit_for_bit(target: LoadedModel) -> None:
 
 
 def test_the_reduced_identity_matrix(target: LoadedModel) -> None:
-    """`make verify-matrix` runs the whole of it. Acceptances and rejections occur at the first positions here."""
+    """`make verify-matrix` runs the whole of it. Here acceptances occur at the first four positions."""
     prompts = [chat(target, text) for text in (LONG[2][-150:], SHORT[5])]
     assert len(prompts[0]) > 64  # the matrix itself has prompts above 700
-    draft = target.decoder.first_layers(10)
-    drafters = {"ngram": NgramDrafter, "draft_model": lambda: DraftModelDrafter(draft)}
+    bad, good = target.decoder.first_layers(10), target.decoder.first_layers(29)
+    drafters = {
+        "ngram": NgramDrafter,
+        "first 10 layers": lambda: DraftModelDrafter(bad),
+        "first 29 layers": lambda: DraftModelDrafter(good),  # its third and fourth tokens are kept, too
+    }
     cells = list(run_matrix(target.decoder, prompts, drafters, [1, 5], 16, set()))
-    assert len(cells) == len(prompts) * len(PARAMS) * 4
+    assert len(cells) == len(prompts) * len(PARAMS) * 6
     assert [cell for cell in cells if not cell.identical] == []
     assert not [line for line in uncovered_positions(cells) if "K 1" in line]
+    long = [cell for cell in cells if cell.k == 5]
+    assert all(sum(cell.accepted_at[position] for cell in long) for position in range(4))
 
 
 @pytest.mark.parametrize("name", PARAMS)
