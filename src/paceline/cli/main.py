@@ -28,12 +28,12 @@ COMMANDS = {
     "export": "write a drafter for another engine",
 }
 
-# what to do about an error of the system
-HINTS = {
+_NO_RIGHT = "you need the right to use that path: check its owner and mode, or name another"
+HINTS = {  # what to do about an error of the system
     errno.ENOSPC: "free some space on that disk, or write elsewhere",
     errno.EDQUOT: "your quota is used up: delete something, or write elsewhere",
-    errno.EACCES: "you need the right to use that path: check its owner and mode, or name another",
-    errno.EPERM: "you need the right to use that path: check its owner and mode, or name another",
+    errno.EACCES: _NO_RIGHT,
+    errno.EPERM: _NO_RIGHT,
     errno.EROFS: "that disk cannot be written to: name another place",
     errno.EMFILE: "too many files are open: raise the limit (`ulimit -n`)",
     errno.ENOMEM: "there is not enough memory: close other programs, or use a smaller model or context",
