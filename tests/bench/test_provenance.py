@@ -42,7 +42,8 @@ def test_what_busy_means() -> None:
 def test_the_facts_can_be_written_down() -> None:
     facts = provenance({"max_tokens": 3}, 0.9, ("torch", "no-such-package"))
     assert facts["busy"] == is_busy(0.9, facts["cores"]) and facts["arguments"] == {"max_tokens": 3}
-    assert facts["versions"]["torch"] == torch.__version__ and "no-such-package" not in facts["versions"]
+    versions = facts["versions"]  # a package's metadata may lack the "+cu124" that it calls itself by
+    assert versions["torch"].split("+")[0] == torch.__version__.split("+")[0] and "no-such-package" not in versions
     json.dumps(facts, allow_nan=False)
 
 
