@@ -129,6 +129,32 @@ def test_sampled_drafts_carry_the_rows_they_were_drawn_from() -> None:
         assert row[token] > 0
 
 
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=0.7, seed=3)], ids=["greedy", "sampled"])
+def test_a_draft_that_is_probably_wrong_goes_on_no_further(params: SamplingParams) -> None:
+    """It ends after the token with which the product of the likeliest tokens' probabilities falls below the limit."""
+    for seed in range(6):
+        request = Request(tiny.prompt(30, seed=seed), seed, params)
+        (whole,) = DraftModelDrafter(TARGET).propose([request], [8])
+        cache = TARGET.new_pool(64).new_sequence()
+        out = TARGET.forward([Segment(cache, [*request.token_ids, *whole.tokens])])
+        rows = TARGET.logits(out.hidden[-9:-1]).double().softmax(-1).amax(-1)  # of the tokens that were drawn
+        chances = rows.cumprod(0).tolist()
+        assert len(whole) == 8
+        for least in (0.0, chances[2] + 1e-6, chances[2] - 1e-6, chances[0] + 1e-6, 1.0):
+            (draft,) = DraftModelDrafter(TARGET, least_chance=least).propose([request], [8])
+            kept = next((i + 1 for i, chance in enumerate(chances) if chance < least), 8)
+            assert draft.tokens == whole.tokens[:kept]
+
+
+def test_the_limit_is_configured(tmp_path: Path) -> None:
+    model = tiny.hf_model(tiny.hf_config("llama"))
+    model.save_pretrained(tmp_path)
+    target = load_model(str(tmp_path), dtype="fp32")
+    for threshold, least in ((None, 0.5), (0.0, 0.0), (0.8, 0.8)):
+        config = SpeculativeConfig("draft_model", model=str(tmp_path), draft_confidence_threshold=threshold)
+        assert draft_model.create(config, target).least_chance == least  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(("target_vocab", "draft_vocab"), [(256, 320), (320, 256)])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_padded_vocabularies_of_another_size_work(target_vocab: int, draft_vocab: int, temperature: float) -> None:

@@ -303,7 +303,7 @@ def test_configured_as_asked() -> None:
     assert [(s.attention, s.mlp) for s in drafter.layers] == [(True, i not in (1, 5)) for i in range(8)]  # type: ignore[attr-defined]
     config = SpeculativeConfig.from_dict({"method": "early_exit", "assistant_confidence_threshold": 0.9})
     drafter = create_drafter(config, loaded(target))
-    assert drafter.needs == Needs(early_layer=2)
+    assert drafter.needs == Needs(early_layer=2, looks_ahead=True)
     assert drafter.min_confidence == 0.9  # type: ignore[attr-defined]
 
 

@@ -104,6 +104,27 @@ def test_probes_are_further_and_further_apart() -> None:
     assert [probes.next_due({"a"}, set()) for _ in range(16)] == [None] * 15 + ["a"]
 
 
+def test_a_method_that_knows_when_to_stop_is_charged_for_what_it_drafts(
+    target: Decoder, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sure of all that follows at every second place, elsewhere it ends after a token."""
+    machine = Machine(passes)
+
+    class Stopping(Scripted):
+        def _draft(self, position: int, budget: int) -> Proposal:
+            draft = super()._draft(position, budget)
+            return draft if position % 2 else draft.prune(range(1))
+
+    model = Stopping("model", text, lambda position: 99 if position % 2 else 0, machine, seconds=0.15)
+    engine, policy = auto_engine(target, [model], [], machine, drafts={"model": DraftCosts(0.15, 0.15)}, budget=8)
+    machine.run(target, monkeypatch)
+    number = engine.add_request(PROMPT, LONG)
+    assert run(engine).ids(number) == text[20:]
+    lengths = policy.lengths.chances(-1, ("model", 0), 8)
+    assert lengths[0] > 0.99 and 0.3 < lengths[7] < 0.7
+    assert machine.now < 401 / 1.8
+
+
 def test_a_method_that_gets_better_is_found_again(
     target: Decoder, text: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

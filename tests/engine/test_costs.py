@@ -164,15 +164,27 @@ def test_measuring_disturbs_nobody(name: str) -> None:
         "early_exit": EarlyExitDrafter(target, 1),
         "layer_skip": LayerSkipDrafter(target, [1], [1]),
     }
-    table = measured(target, drafters, seconds=0.0)
+    table = measured(target, drafters, seconds=0.0).costs
     assert table.drafts.keys() == drafters.keys()
     assert table.pass_seconds(7, 3, 200) > 0
     assert draft.pool.blocks_in_use == 0 and not draft._states
 
 
 def test_a_model_with_little_room_can_be_measured() -> None:
-    table = measured(tiny_decoder("mistral", max_position_embeddings=8), {}, seconds=0.0)
+    table = measured(tiny_decoder("mistral", max_position_embeddings=8), {}, seconds=0.0).costs
     assert table.pass_seconds(1) > 0
+
+
+@pytest.mark.parametrize(("share", "calm"), [(1.0, True), (0.92, True), (0.85, False)])
+def test_a_busy_machine_is_noticed(share: float, calm: bool) -> None:
+    """By the time that the measuring thread, which never waits, was kept from the processor."""
+    now = [0.0]
+
+    def clock() -> float:
+        now[0] += 1
+        return now[0]
+
+    assert measured(tiny_decoder("llama"), {}, 50, clock, lambda: share * now[0]).calm is calm
 
 
 def test_defaults_of_auto() -> None:

@@ -2,12 +2,21 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tiny import tiny_decoder
 
-from paceline.engine.acceptance import MOST_KEPT, Acceptance
+from paceline.drafters.auto import AutoDrafter
+from paceline.drafters.composite import Member
+from paceline.drafters.config import SpeculativeConfig
+from paceline.drafters.ngram import NgramDrafter
+from paceline.engine.acceptance import FULL_LENGTH, MOST_KEPT, PositionRates
 from paceline.engine.costs import CostTable, DraftCosts, TargetCosts
+from paceline.engine.measure import Measurement
+from paceline.engine.methods import auto_policy
+from paceline.engine.policy import AutoPolicy
 from paceline.engine.profile import Profile, ProfileStore
 
 
@@ -18,10 +27,13 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ProfileStore:
 
 
 def some_profile() -> Profile:
-    acceptance = Acceptance()
+    acceptance = PositionRates()
     for _ in range(100):
         acceptance.add(1, ("suffix", 2), 3, True)
-    return Profile(CostTable(TargetCosts((1, 16), (1.0, 2.0)), {"m": DraftCosts(0.5, 0.25)}, 0.1), acceptance)
+    lengths = PositionRates(FULL_LENGTH)
+    lengths.add(1, ("m", 0), 1, True)
+    costs = CostTable(TargetCosts((1, 16), (1.0, 2.0)), {"m": DraftCosts(0.5, 0.25)}, 0.1)
+    return Profile(costs, acceptance, lengths)
 
 
 def test_it_is_found_again(store: ProfileStore) -> None:
@@ -31,6 +43,8 @@ def test_it_is_found_again(store: ProfileStore) -> None:
     assert again is not None and again.costs == some_profile().costs
     assert again.acceptance.chances(7, ("suffix", 2), 3)[2] > 0.8
     assert again.acceptance.chances(7, ("suffix", 2), 4)[3] < 0.2
+    assert again.lengths.chances(7, ("m", 0), 3) == some_profile().lengths.chances(7, ("m", 0), 3)
+    assert again.lengths.chances(7, ("other", 0), 3) == [1.0, 1.0, 1.0]
     assert max(again.acceptance._pooled["suffix", 2].tried) <= MOST_KEPT
 
 
@@ -86,7 +100,7 @@ def test_a_disk_that_takes_nothing_is_no_error(store: ProfileStore) -> None:
 
 def test_rates_by_hand() -> None:
     """A request's own trials count three against the pool's; a class of drafts has rates of its own."""
-    acceptance = Acceptance()
+    acceptance = PositionRates()
     kind = ("m", 0)
     assert acceptance.chances(1, kind, 2) == pytest.approx([0.6, 0.36])  # the first guess
     acceptance.add(1, kind, 1, False)  # one token, right
@@ -100,10 +114,40 @@ def test_rates_by_hand() -> None:
 
 
 def test_chances_follow_what_is_seen_now() -> None:
-    acceptance = Acceptance()
+    acceptance = PositionRates()
     for _ in range(50):
         acceptance.add(1, ("m", 0), 0, True)
     assert acceptance.chances(1, ("m", 0), 4) == [] or acceptance.chances(1, ("m", 0), 4)[0] < 0.05
     for _ in range(20):
         acceptance.add(1, ("m", 0), 4, False)
     assert acceptance.chances(1, ("m", 0), 4)[3] > 0.5
+
+
+def test_a_busy_machines_figures_are_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are used, and the next start measures again; a calm one's are kept as measured, whatever they drifted to."""
+    monkeypatch.setattr("paceline.engine.profile.home", lambda: tmp_path)
+    target: Any = SimpleNamespace(decoder=tiny_decoder("llama"))
+    calm, asked = [False, True], []
+
+    def measuring(*arguments: object, **options: object) -> Measurement:
+        asked.append(calm[len(asked)])
+        return Measurement(CostTable(TargetCosts((1, 16), (1.0 + len(asked), 9.0))), asked[-1])
+
+    monkeypatch.setattr("paceline.engine.methods.measured", measuring)
+
+    def policy() -> AutoPolicy:
+        drafter = AutoDrafter([Member(NgramDrafter(1, 3), 4)])
+        return auto_policy(drafter, target, SpeculativeConfig("auto"))
+
+    assert policy().costs.target.seconds[0] == 2.0
+    assert not list(tmp_path.rglob("*.json"))
+    used = policy()
+    assert asked == [False, True] and used.costs.target.seconds[0] == 3.0
+    for _ in range(100):
+        used.costs.saw_pass(60.0, 1, 1, 0)
+    used.acceptance.add(1, ("ngram", 2), 3, True)
+    assert used.costs.target.seconds[0] > 50
+    used.save(Profile(used.costs, used.acceptance, used.lengths))
+    again = policy()
+    assert len(asked) == 2 and again.costs.target.seconds[0] == 3.0
+    assert again.acceptance.chances(5, ("ngram", 2), 1) == used.acceptance.chances(5, ("ngram", 2), 1)

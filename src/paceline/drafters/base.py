@@ -30,6 +30,7 @@ class Needs:
     `top_tokens`: the target's k likeliest tokens at every kept node; `scratch_argmax`: its arg-max at scratch nodes.
     `early_layer`: proposals carry hidden states after this many layers, and verification goes on from them.
     `trees`: proposals may branch; a rule that takes chains alone is refused with this drafter.
+    `looks_ahead`: a chain that ends before its budget has cost the drafting of one token more than it holds.
     """
 
     hidden_layers: tuple[int, ...] = ()
@@ -37,6 +38,7 @@ class Needs:
     scratch_argmax: bool = False
     early_layer: int | None = None
     trees: bool = False
+    looks_ahead: bool = False
 
     @property
     def features(self) -> bool:

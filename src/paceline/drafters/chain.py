@@ -17,12 +17,18 @@ DEFAULT_CONFIDENCE = 0.4  # transformers' too
 
 @dataclass(slots=True)
 class Chain:
-    """Drafted tokens, and the rows [V] they were sampled from if the rule needs them."""
+    """Drafted tokens, and the rows [V] they were sampled from if the rule needs them.
+
+    It ends after the token with which the product of its rows' largest probabilities falls below `least_chance`:
+    settled by distributions alone, and the token drawn is kept, so what is drafted stays unbiased.
+    """
 
     sampler: DraftSampler
     budget: int
+    least_chance: float = 0.0
     tokens: list[int] = field(default_factory=list)
     rows: list[Any] = field(default_factory=list)
+    chance: float = 1.0
     open: bool = True
 
     def draw(self, logits: torch.Tensor) -> None:
@@ -34,7 +40,9 @@ class Chain:
         if drawn.probs is not None:
             self.rows.append(drawn.probs)
         self.sampler = self.sampler.advance(drawn.tokens[0])
-        self.open = len(self.tokens) < self.budget
+        if self.least_chance > 0:
+            self.chance *= confidence(logits)
+        self.open = len(self.tokens) < self.budget and self.chance >= self.least_chance
 
     def proposal(self, hidden: torch.Tensor | None = None) -> Proposal:
         return Proposal.chain(self.tokens, self.rows or None, hidden)
@@ -95,5 +103,5 @@ def draft_in_place(
 
 def confidence(logits: torch.Tensor) -> float:
     """The likeliest token's probability, at temperature 1."""
-    row = logits.double()
+    row = logits.float()
     return float(1 / (row - row.max()).exp().sum())

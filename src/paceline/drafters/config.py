@@ -95,7 +95,8 @@ class SpeculativeConfig:
     early_exit_layer: int | None = None
     """`early_exit` drafts with the first so many layers; None is a quarter of them."""
     draft_confidence_threshold: float | None = None
-    """The target's own layers stop drafting where their likeliest token has a lower probability; None is 0.4."""
+    """A draft ends where it is in doubt; 0: never. The target's own layers stop where their likeliest token has a lower
+    probability, None is 0.4; a draft model where the product of those of its whole draft is lower, None is 0.5."""
     lookahead_window: int | None = None
     """Columns of `lookahead`'s window (W); None is 5."""
     lookahead_ngram: int | None = None

@@ -1,9 +1,12 @@
 """A smaller model with the same vocabulary drafts a chain, token by token, on a cache of its own.
 
 Idea: a model a few times smaller agrees with the target on most tokens. It feeds what the target has kept since it
-last drafted, in one pass, then drafts K tokens one by one. All requests are drafted for together.
-Cost a step: K passes of the small model. Pays when its pass costs well under the target's and the text is not copied.
-Lossless under every lossless rule. Sources: Leviathan et al. 2211.17192; Chen et al. 2302.01318.
+last drafted, in one pass, then drafts up to K tokens one by one, and ends a draft that is probably wrong already. All
+requests are drafted for together.
+Cost a step: a pass of the small model for every drafted token. Pays when its pass costs well under the target's and the
+text is not copied.
+Lossless under every lossless rule. Sources: Leviathan et al. 2211.17192; Chen et al. 2302.01318; where to end a draft:
+Kim et al., BiLD, 2302.07863; EAGLE-2's product of confidences, 2406.16858.
 """
 
 from collections.abc import Sequence
@@ -23,6 +26,7 @@ from paceline.models.load import LoadedModel, load_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.values import shown
 
+DEFAULT_LEAST_CHANCE = 0.5
 CATCH_UP_ROWS = 128  # rows of one sequence in a catch-up pass, at most
 
 
@@ -40,13 +44,17 @@ class _State:
 
 
 class DraftModelDrafter:
-    """Drafts chains with `decoder`. `max_positions`: rows of all requests together that its cache may hold."""
+    """Drafts chains with `decoder`. `max_positions`: rows of all requests together that its cache may hold.
+
+    `least_chance`: a chain that is all right with a lower chance, as far as the draft knows, goes on no further.
+    """
 
     name = "draft_model"
     needs = Needs()
 
-    def __init__(self, decoder: Decoder, max_positions: int | None = None) -> None:
+    def __init__(self, decoder: Decoder, max_positions: int | None = None, least_chance: float = 0.0) -> None:
         self.decoder = decoder
+        self.least_chance = least_chance
         self.pool: KVPool = decoder.new_pool(max_positions or decoder.config.max_context)
         self._states: dict[int, _State] = {}
 
@@ -61,7 +69,10 @@ class DraftModelDrafter:
             state.observed += 1
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
-        chains = [Chain(s.draft_sampler, self._room(s, b)) for s, b in zip(sequences, budgets, strict=True)]
+        chains = [
+            Chain(sequence.draft_sampler, self._room(sequence, budget), self.least_chance)
+            for sequence, budget in zip(sequences, budgets, strict=True)
+        ]
         live = [i for i, chain in enumerate(chains) if chain.budget > 0]
         states = {i: self._state(sequences[i]) for i in live}
         logits = self._catch_up([(states[i], sequences[i].token_ids) for i in live])
@@ -169,7 +180,9 @@ def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
         )
     if size is not None and size < draft.config.vocab_size:
         decoder = decoder.with_vocabulary(size)
-    return DraftModelDrafter(decoder, config.draft_cache_tokens)
+    threshold = config.draft_confidence_threshold
+    least_chance = DEFAULT_LEAST_CHANCE if threshold is None else threshold
+    return DraftModelDrafter(decoder, config.draft_cache_tokens, least_chance)
 
 
 def check_same_vocabulary(target: LoadedModel, name: str, tokenizer: Tokenizer | None) -> None:

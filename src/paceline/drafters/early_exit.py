@@ -40,7 +40,7 @@ class EarlyExitDrafter(Stateless):
         self.target = target
         self.read = target.logits if adapter is None else adapter.logits
         self.min_confidence = min_confidence
-        self.needs = Needs(early_layer=num_layers)
+        self.needs = Needs(early_layer=num_layers, looks_ahead=True)
         self.layers = [LayerStep(i) for i in range(num_layers)]
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:

@@ -24,7 +24,7 @@ class LayerSkipDrafter(Stateless):
     """Drafts chains with all sublayers of `target` but those skipped."""
 
     name = "layer_skip"
-    needs = Needs()
+    needs = Needs(looks_ahead=True)
 
     def __init__(
         self,

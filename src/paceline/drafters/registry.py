@@ -87,7 +87,7 @@ _SINGLE = {
     "draft_model": Method(
         "paceline.drafters.draft_model:create",
         "a smaller model with the same vocabulary",
-        frozenset({"model", "draft_dtype", "draft_vocab_size", "draft_cache_tokens"}),
+        frozenset({"model", "draft_dtype", "draft_vocab_size", "draft_cache_tokens", "draft_confidence_threshold"}),
         needs="model",
         paper="2211.17192, 2302.01318",
     ),

@@ -1,10 +1,10 @@
-"""How often each method's drafts are right: by request, method, its own score, and position.
+"""How often each method's drafts are right, and how long they get: by request, method, its own score, and position.
 
 Running rates, in which the newest trials count most. A request's own rates are drawn towards those of all requests
 while it has few trials, theirs towards a first guess, and a position's towards the one before it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -17,6 +17,7 @@ MOST_KEPT = 24.0  # trials that a kept rate stands for, at most: an old profile 
 # Scores are tokens that the method expects to be right, or that it matched: a class each up to these.
 SCORES = (0.0, 0.75, 1.5, 3.0, 6.0, 12.0)
 FIRST_GUESS = (0.6, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9)  # class 0: a method that does not score
+FULL_LENGTH = (1.0,)  # a first guess for lengths: whoever was never seen to stop early does not
 LEAST = 0.01  # chances below this are not worth a row
 
 
@@ -51,15 +52,16 @@ class Rates:
         return (self.right[position] + weight * guess) / (self.tried[position] + weight)
 
 
-class Acceptance:
-    """All running rates of an engine."""
+class PositionRates:
+    """All running rates of an engine, of one thing that ends at a first failure; `first_guess`: by class of drafts."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_guess: Sequence[float] = FIRST_GUESS) -> None:
+        self.first_guess = first_guess
         self._pooled: dict[Kind, Rates] = {}
         self._own: dict[int, dict[Kind, Rates]] = {}
 
     def add(self, request_id: int, kind: Kind, num_right: int, wrong: bool) -> None:
-        """A draft was tried."""
+        """A draft was tried: `num_right` of its tokens held, and the next, if `wrong`, did not."""
         pooled = self._pooled.get(kind)
         if pooled is None:
             pooled = self._pooled[kind] = Rates(POOLED_DECAY)
@@ -71,10 +73,10 @@ class Acceptance:
         own.add(num_right, wrong)
 
     def chances(self, request_id: int, kind: Kind, count: int) -> list[float]:
-        """For each of a draft's first tokens the chance that it and all before it are right; falling."""
+        """For each of a draft's first tokens the chance that it and all before it hold; falling."""
         pooled = self._pooled.get(kind)
         own = self._own.get(request_id, {}).get(kind)
-        of_all = of_own = FIRST_GUESS[min(kind[1], len(FIRST_GUESS) - 1)]
+        of_all = of_own = self.first_guess[min(kind[1], len(self.first_guess) - 1)]
         chances, chance = [], 1.0
         for position in range(count):
             better = (of_own - of_all) / 2  # a request better than most is so further on as well
@@ -101,9 +103,11 @@ class Acceptance:
         ]
 
     @classmethod
-    def from_json(cls, values: Iterable[Mapping[str, Any]]) -> "Acceptance":
+    def from_json(
+        cls, values: Iterable[Mapping[str, Any]], first_guess: Sequence[float] = FIRST_GUESS
+    ) -> "PositionRates":
         """Raises ValueError, TypeError or KeyError for anything that `to_json` did not write."""
-        acceptance = cls()
+        found = cls(first_guess)
         for value in values:
             tried, right = ([float(count) for count in value[name]] for name in ("tried", "right"))
             pairs = list(zip(tried, right, strict=True))
@@ -112,5 +116,5 @@ class Acceptance:
             factors = [min(1.0, MOST_KEPT / count) if count else 1.0 for count in tried]
             rates = Rates(POOLED_DECAY, [n * f for n, f in zip(tried, factors, strict=True)],
                           [n * f for n, f in zip(right, factors, strict=True)])  # fmt: skip
-            acceptance._pooled[str(value["method"]), int(value["score"])] = rates
-        return acceptance
+            found._pooled[str(value["method"]), int(value["score"])] = rates
+        return found

@@ -1,7 +1,8 @@
 """Measures what passes of the target and drafts of each method cost here and now, within a fixed time.
 
 Every trial runs once a round, in turn, so that a slow moment strikes all alike; medians count. A model too slow for all
-trials gets the first few, which matter most: the table interpolates. All of it happens in a pool of its own.
+trials gets the first few, which matter most: the table interpolates. All of it happens in a pool of its own. Figures
+taken while others wanted the processor, too, are better than none, and no good to keep.
 """
 
 import logging
@@ -33,6 +34,7 @@ ROWS = (1, 16, 4, 64, 32, 8, 17, 2)  # in order of importance: padding makes ste
 CONTEXT, FAR_CONTEXT = 64, 1024
 DRAFT_CONTEXT = 32
 DRAFTED = 4
+CALM = 0.9  # share of the time that the measuring thread, which never waits, was on a processor (idle: 0.96 to 1.0)
 WHAT = "measuring this machine"
 
 
@@ -44,14 +46,24 @@ class Trial:
     needed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What was found; `calm`: with the processor to itself, so that it will hold another time, too."""
+
+    costs: CostTable
+    calm: bool
+
+
 def measured(
     target: Decoder,
     drafters: Mapping[str, Drafter],
     seconds: float = SECONDS,
     clock: Clock = time.perf_counter,
+    busy: Clock = time.thread_time,
     progress: Progress = silent,
-) -> CostTable:
-    """A fresh table, of the target and of `drafters`, which must not be in use."""
+) -> Measurement:
+    """Of the target and of `drafters`, which must not be in use. `busy`: seconds that this thread had a processor."""
+    begin, begin_busy = clock(), busy()
     progress(WHAT, 0, 1 + len(drafters))
     share = seconds if not drafters else seconds / 2
     table = CostTable(measured_target(target, share, clock))
@@ -62,7 +74,8 @@ def measured(
         except Exception:  # its costs will show when it is used, and its fault too
             logger.exception("method %s cannot be measured", name)
     progress(WHAT, 1 + len(drafters), 1 + len(drafters))
-    return table
+    calm = target.device.type != "cpu" or busy() - begin_busy >= CALM * (clock() - begin)
+    return Measurement(table, calm)
 
 
 def measured_target(target: Decoder, seconds: float, clock: Clock) -> TargetCosts:

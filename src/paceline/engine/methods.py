@@ -7,7 +7,8 @@ from typing import cast
 from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.policy import Choosing
-from paceline.engine.acceptance import Acceptance
+from paceline.engine.acceptance import FULL_LENGTH, PositionRates
+from paceline.engine.costs import CostTable
 from paceline.engine.engine import Engine
 from paceline.engine.measure import measured
 from paceline.engine.policy import AutoPolicy
@@ -27,14 +28,26 @@ def add_method(engine: Engine, model: LoadedModel, config: SpeculativeConfig, pr
 def auto_policy(
     drafter: Choosing, model: LoadedModel, config: SpeculativeConfig, progress: Progress = silent
 ) -> AutoPolicy:
-    """The policy of a drafter that nothing was drafted with yet; measures in under two seconds what is not known."""
+    """The policy of a drafter that nothing was drafted with yet; measures in under two seconds what is not known.
+
+    What was measured on a busy machine is used, and not kept: the next start measures again. Nor is what costs seemed
+    to be in use, or a busy hour would mislead the calm one after it; rates of acceptance are kept.
+    """
     store = ProfileStore.of(model.decoder, _described(drafter, config))
-    profile = store.load()
+    profile, calm = store.load(), True
     if profile is None:
         to_measure = {n: one.drafter for n, one in drafter.by_name.items() if n not in drafter.lookups}
-        profile = Profile(measured(model.decoder, to_measure, progress=progress), Acceptance())
-        store.save(profile)
-    policy = AutoPolicy(drafter, profile.costs, profile.acceptance, store.save)
+        found = measured(model.decoder, to_measure, progress=progress)
+        profile = Profile(found.costs, PositionRates(), PositionRates(FULL_LENGTH))
+        calm = found.calm
+    as_measured = CostTable.from_json(profile.costs.to_json())
+
+    def save(learnt: Profile) -> None:
+        if calm:
+            store.save(replace(learnt, costs=as_measured))
+
+    save(profile)
+    policy = AutoPolicy(drafter, profile.costs, profile.acceptance, profile.lengths, save)
     drafter.policy = policy
     return policy
 

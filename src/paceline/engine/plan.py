@@ -3,7 +3,8 @@
 Pure arithmetic. A draft's k-th token comes with the chance that it and all before it are right, so the tokens expected
 of a pass are its sequences plus the sum of these chances (2211.17192, §3.3), and every drafted token is a row more.
 Rows are given in the order of their chances as long as tokens a second rise, beyond a dip as well: a pass costs in
-steps.
+steps. A method that stops where it is unsure seldom drafts all it may: rows and rounds of drafting count by the chance
+that they come about.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,13 +20,40 @@ class Option:
     """What a method could draft for a sequence.
 
     chances[k]: that token k and all before it are right; falling. drafting: None where it costs nothing.
-    behind_s: what catching up costs this step, if it drafts at all.
+    behind_s: what catching up costs this step, if it drafts at all. drawn[k]: chance that token k is drafted, and
+    paid[k]: that its round of drafting is run; None: 1 for all.
     """
 
     method: str
     chances: Sequence[float]
     drafting: DraftCosts | None = None
     behind_s: float = 0.0
+    drawn: Sequence[float] | None = None
+    paid: Sequence[float] | None = None
+
+    def rows(self, k: int) -> float:
+        """Rows expected of token k."""
+        return 1.0 if self.drawn is None else self.drawn[k]
+
+    def takes_part(self, k: int) -> float:
+        """Chance that round k of drafting is run for it."""
+        return 1.0 if self.paid is None else self.paid[k]
+
+    def seconds(self, k: int, idle: float = 1.0) -> float:
+        """What it adds to round k of drafting, as expected; `idle`: chance that nobody else takes part."""
+        if (costs := self.drafting) is None:
+            return 0.0
+        alone = costs.each if k else costs.first
+        return self.takes_part(k) * (alone * idle + costs.per_sequence * (1 - idle)) + (0.0 if k else self.behind_s)
+
+    def seconds_together(self, k: int, count: int) -> float:
+        """Of round k for `count` sequences like this one."""
+        idle = (1 - self.takes_part(k)) ** count
+        others = count * self.takes_part(k) - (1 - idle)  # beside the one who pays for the round
+        if (costs := self.drafting) is None:
+            return 0.0
+        alone = costs.each if k else costs.first
+        return alone * (1 - idle) + costs.per_sequence * others + (0.0 if k else self.behind_s * count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,15 +81,15 @@ class Plan:
         return self.tokens / self.seconds
 
 
-PassSeconds = Callable[[int], float]
-"""Seconds of the target's pass with so many drafted rows; never falling."""
+PassSeconds = Callable[[float], float]
+"""Seconds of the target's pass with so many drafted rows, as expected; never falling."""
 
 
 def best_plan(options: Sequence[Sequence[Option]], pass_seconds: PassSeconds, others: int = 0) -> Plan:
     """The best plan for sequences with these options each; `others`: tokens that the pass yields besides.
 
-    Exact for one sequence, and for several with one method in common; else each keeps to the method that would be best
-    if all did as it does.
+    Exact for one sequence, and for several with one method in common that drafts all it may; else each keeps to the
+    method that would be best if all did as it does.
     """
     plain = Plan((NOTHING,) * len(options), len(options) + others, pass_seconds(0))
     if not any(options):
@@ -83,13 +111,12 @@ def _favourite(options: Sequence[Option], count: int, others: int, pass_seconds:
         return options[0] if options else None
     best, rate = None, 0.0
     for option in options:
-        expected = 1.0
+        expected, rows, drafting = 1.0, 0.0, 0.0
         for k, chance in enumerate(option.chances):
             expected += chance
-            seconds = pass_seconds(count * (k + 1))
-            if option.drafting is not None:
-                seconds += option.drafting.at([k + 1] * count) + option.behind_s * count
-            own_rate = (count * expected + others) / seconds
+            rows += option.rows(k)
+            drafting += option.seconds_together(k, count)
+            own_rate = (count * expected + others) / (pass_seconds(count * rows) + drafting)
             if own_rate > rate:
                 best, rate = option, own_rate
     return best
@@ -106,22 +133,21 @@ def _filled(
         for k, chance in enumerate(option.chances if option.drafting is None else option.chances[:rounds])
     ]
     additions.sort(key=lambda addition: addition[:3])
-    tokens, drafting = plain.tokens, 0.0
+    tokens, rows, drafting = plain.tokens, 0.0, 0.0
     ceiling = tokens - sum(addition[0] for addition in additions)
-    taking_part: dict[tuple[str, int], int] = {}
+    idle: dict[tuple[str, int], float] = {}  # chance that a round of a method is run for nobody so far
     best: tuple[int, float, float] | None = None
-    for rows, (minus, k, _, option) in enumerate(additions, 1):
+    for count, (minus, k, _, option) in enumerate(additions, 1):
         tokens -= minus
-        if (costs := option.drafting) is not None:
-            there = taking_part.get((option.method, k), 0)
-            taking_part[option.method, k] = there + 1
-            drafting += costs.per_sequence if there else costs.each if k else costs.first
-            drafting += 0.0 if k else option.behind_s
+        rows += option.rows(k)
+        others_idle = idle.get((option.method, k), 1.0)
+        drafting += option.seconds(k, others_idle)
+        idle[option.method, k] = others_idle * (1 - option.takes_part(k))
         seconds = pass_seconds(rows) + drafting
         if ceiling < least * seconds:
             break  # even if all the others were free
         if tokens > least * seconds:
-            best, least = (rows, tokens, seconds), tokens / seconds
+            best, least = (count, tokens, seconds), tokens / seconds
     if best is None:
         return None
     counts = [0] * len(liked)

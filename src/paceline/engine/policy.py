@@ -1,7 +1,7 @@
 """`auto`: which method drafts how much for whom, or that none does, decided anew in every step.
 
-Costs come from the table, chances from running acceptance; `plan` weighs them. A choice depends on nothing but what was
-known before the tokens it concerns were drawn: costs, earlier tokens, and what lookups found without chance.
+Costs come from the table, chances and lengths from running rates; `plan` weighs them. A choice depends on nothing but
+what was known before the tokens it concerns were drawn: costs, earlier tokens, and what lookups found without chance.
 """
 
 import time
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from paceline.core.proposal import Proposal
 from paceline.drafters.base import SequenceView
 from paceline.drafters.policy import Choice, Choosing
-from paceline.engine.acceptance import Acceptance, Kind, score_class
+from paceline.engine.acceptance import FULL_LENGTH, Kind, PositionRates, score_class
 from paceline.engine.costs import CostTable, DraftCosts
 from paceline.engine.following import Followed, Watch
 from paceline.engine.plan import NOTHING, Option, PassSeconds, Pick, Plan, best_plan
@@ -71,7 +71,8 @@ class AutoPolicy:
 
     drafter: Choosing
     costs: CostTable
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance: PositionRates = field(default_factory=PositionRates)
+    lengths: PositionRates = field(default_factory=lambda: PositionRates(FULL_LENGTH))
     save: Callable[[Profile], None] = lambda profile: None
     clock: Callable[[], float] = time.perf_counter
     usage: Usage = field(default_factory=Usage)
@@ -131,13 +132,15 @@ class AutoPolicy:
         seconds: float,
     ) -> None:
         behind, depths = 0, []
-        branching = self.drafter.by_name[method].drafter.needs.trees
+        needs = self.drafter.by_name[method].drafter.needs
         for sequence, budget, draft in zip(sequences, budgets, drafts, strict=True):
             watch = self._watches[sequence.request_id]
             behind += _beyond_step(watch.behind(method))
             watch.known[method] = watch.num_seen
-            depths.append(min(len(draft) + 1, budget))  # one that stopped has looked at one more
-            watch.add(Followed((method, 0), draft, 0 if branching else budget, len(draft)))
+            depths.append(min(len(draft) + needs.looks_ahead, budget))
+            watch.add(Followed((method, 0), draft, 0 if needs.trees else budget, len(draft)))
+            if not needs.trees:
+                self.lengths.add(sequence.request_id, (method, 0), len(draft), len(draft) < budget)
         self.costs.saw_draft(method, seconds, depths, behind)
 
     def begin(self, sequence: SequenceView, num_tokens: int) -> None:
@@ -149,10 +152,11 @@ class AutoPolicy:
             return
         self._learn(sequence, [*watch.settle(sequence.token_ids), *watch.following])
         self.acceptance.forget(sequence.request_id)
+        self.lengths.forget(sequence.request_id)
         now = self.clock()
         if self._saved is None or now - self._saved >= SAVE_EVERY:
             self._saved = now
-            self.save(Profile(self.costs, self.acceptance))
+            self.save(Profile(self.costs, self.acceptance, self.lengths))
 
     # A step, part by part
 
@@ -179,11 +183,12 @@ class AutoPolicy:
         shape = self._shape or StepShape(count, context=context)
         known: list[float] = []
 
-        def pass_seconds(drafted: int) -> float:
-            while len(known) <= drafted:
+        def pass_seconds(drafted: float) -> float:
+            whole = int(drafted)
+            while len(known) <= whole + 1:
                 seconds = self.costs.pass_seconds(shape.num_rows + len(known), shape.num_sequences, shape.context)
                 known.append(max(seconds, known[-1]) if known else seconds)
-            return known[drafted]
+            return known[whole] + (drafted - whole) * (known[whole + 1] - known[whole])
 
         drafting = {name: self.costs.draft_costs(name) for name in self._drafting_methods()}
         return _Step(shape, pass_seconds, max(0, shape.num_turns - count), drafting)
@@ -202,16 +207,20 @@ class AutoPolicy:
         for name, costs in step.drafting.items():
             member = self.drafter.by_name[name]
             count = min(budget, member.num_draft_tokens)
+            drawn = paid = None
             if member.drafter.needs.trees:
                 levels = self.acceptance.chances(number, (name, 0), min(count, MOST_DEPTH))
                 chances = [sum(levels) / count] * count  # each node of a tree is worth as much as any
             else:
                 chances = self.acceptance.chances(number, (name, 0), count)
+                drawn = self.lengths.chances(number, (name, 0), count)
+                paid = [1.0, *drawn[:-1]] if member.drafter.needs.looks_ahead else drawn
+                chances = chances[: len(drawn)]
             generated = len(sequence.token_ids) - sequence.num_prompt_tokens
             behind_s = costs.per_token_behind * _beyond_step(watch.behind(name))
             # It will probably go on for as long as it has, and longer passes are fewer.
             share = (1 + sum(chances)) / max(HORIZON, generated)
-            options.append(Option(name, chances, costs, behind_s * share))
+            options.append(Option(name, chances, costs, behind_s * share, drawn, paid))
         return [option for option in options if option.chances]
 
     def _plan(self, options: Sequence[Sequence[Option]], step: _Step) -> Plan:
@@ -281,6 +290,6 @@ def _why_not(options: Sequence[Option], count: int, pass_seconds: PassSeconds) -
     if option.chances[0] < 0.3:
         return SELDOM_RIGHT
     depth = len(option.chances)
-    rows = (pass_seconds(depth * count) - pass_seconds(0)) / count
-    drafting = 0.0 if option.drafting is None else option.drafting.at([depth] * count) / count + option.behind_s
+    rows = (pass_seconds(count * sum(option.rows(k) for k in range(depth))) - pass_seconds(0)) / count
+    drafting = sum(option.seconds_together(k, count) for k in range(depth)) / count
     return ROWS_COST if rows >= drafting else DRAFTS_COST

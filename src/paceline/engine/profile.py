@@ -1,4 +1,4 @@
-"""What was measured, kept for the next start: costs and acceptance, for one model, drafters and machine.
+"""What was measured, kept for the next start: costs, acceptance and lengths, for one model, drafters and machine.
 
 A profile that is damaged, of another version, or of something else is as good as none.
 """
@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from paceline.engine.acceptance import Acceptance
+from paceline.engine.acceptance import FULL_LENGTH, PositionRates
 from paceline.engine.costs import CostTable
 from paceline.models.decoder import Decoder
 from paceline.models.home import home, write_json
 from paceline.models.probe import ARITHMETIC_VERSION, device_name
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Profile:
     """What one file holds."""
 
     costs: CostTable
-    acceptance: Acceptance
+    acceptance: PositionRates
+    lengths: PositionRates
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +60,22 @@ class ProfileStore:
             value = json.loads(self.path.read_text(encoding="utf-8"))
             if value["facts"] != self.facts:
                 return None
-            return Profile(CostTable.from_json(value["costs"]), Acceptance.from_json(value["acceptance"]))
+            return Profile(
+                CostTable.from_json(value["costs"]),
+                PositionRates.from_json(value["acceptance"]),
+                PositionRates.from_json(value["lengths"], FULL_LENGTH),
+            )
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             return None
 
     def save(self, profile: Profile) -> None:
         """A full or read-only disk costs the next start a measurement, no more."""
-        value = {"facts": self.facts, "costs": profile.costs.to_json(), "acceptance": profile.acceptance.to_json()}
+        value = {
+            "facts": self.facts,
+            "costs": profile.costs.to_json(),
+            "acceptance": profile.acceptance.to_json(),
+            "lengths": profile.lengths.to_json(),
+        }
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_json(self.path, value)
