@@ -30,7 +30,7 @@ FILES = ("config.json", "model.safetensors", "provenance.json")
 class Plan:
     """How much of everything: options of `paceline data generate`, of every `paceline train`, and of each method's."""
 
-    data: tuple[str, ...] = ("--self-prompt", "2500", "--temperature", "0", "1", "--batch", "64")
+    data: tuple[str, ...] = ("--self-prompt", "2000", "--temperature", "0", "1", "--batch", "64")
     training: tuple[str, ...] = (
         *("--bf16", "--optimizer", "muon", "--lr", "5e-3", "--batch-tokens", "1024"),
         *("--hold-aside", "24", "--save-every", "50"),

@@ -5,9 +5,10 @@
 
 Files are as `paceline bench` reads them; of each category the first --per-category prompts are taken, and as many of
 random words, which nothing can draft for. Greedy, EOS ignored. A block is as many requests as run at once, all of one
-category, begun together and answered by every arm in turn; prompts come round again until a cell (a category at a
-concurrency) has --blocks. No drafter learns from another request's answer. `auto` comes with the profile and the
-acceptance that it gathered on the prompts which ship with the package.
+category, begun together and answered by every arm in turn. Prompts come round again until a cell (a category at a
+concurrency) has --blocks, and from then on until its interval is as narrow as --width asks, or it has --most-blocks:
+how many it gets hangs on how wide the interval is, never on where it lies. No drafter learns from another request's
+answer. `auto` comes with the profile and the acceptance that it gathered on the prompts which ship with the package.
 
 It must hold: over all blocks the lower bound of the 95 % interval (bootstrap over blocks) of `auto`'s tokens per second
 to plain decoding's is at least 0.97; in every cell the ratio is at least 0.97 and its lower bound 0.93; and `auto` has
@@ -22,10 +23,10 @@ import argparse
 import json
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from own_layers import own_layers
 from provenance import portable, provenance, warn_if_busy
@@ -45,6 +46,10 @@ POOLED_LOW, CELL_POINT, CELL_LOW, OF_BEST_GAIN = 0.97, 0.97, 0.93, 0.9
 PLAIN, AUTO = "none", "auto"
 RANDOM = "random words"
 PRACTICE = 2  # shipped prompts of each category
+
+
+Cell: TypeAlias = tuple[int, str]
+"""A number of requests that run together, and their category."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +97,9 @@ def main() -> int:
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 4, 8, 16])
     parser.add_argument("--per-category", type=int, default=12)
     parser.add_argument("--blocks", type=int, default=6, help="of a cell, at least (default: %(default)s)")
+    parser.add_argument("--most-blocks", type=int, default=36, help="of a cell, at most (default: %(default)s)")
+    parser.add_argument("--width", type=float, default=0.03,
+        help="from the point to the lower bound, wanted of a cell (default: %(default)s)")  # fmt: skip
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--log", type=Path, help="default: bench/results/never_slower-MODEL[-DRAFT].jsonl")
     args = parser.parse_args()
@@ -105,7 +113,11 @@ def main() -> int:
     texts = {category: texts for file in args.prompts for category, texts in categories(file, args.per_category)}
     texts[RANDOM] = random_words(args.per_category)
     prompts = {category: [encode(model, text) for text in texts] for category, texts in texts.items()}
-    blocks = [block for count in args.concurrency for block in cells(prompts, count, args.blocks)]
+    numbers = {  # of blocks; each prompt is in one at least
+        (count, category): max(args.blocks, -(-len(own) // count))
+        for count in args.concurrency
+        for category, own in prompts.items()
+    }
 
     log = args.log or ROOT / "bench" / "results" / f"never_slower-{name}{f'-{Path(draft).name}' if draft else ''}.jsonl"
     settings = {
@@ -119,15 +131,23 @@ def main() -> int:
     code = f"{fingerprint(code_files())} {json.dumps(settings, sort_keys=True)}"
     samples = {sample.key: sample for sample in (Sample(**line) for line in read(log, code))}
     log.parent.mkdir(parents=True, exist_ok=True)
-    remaining = Remaining(sum(block.key not in samples for block in blocks))
     with log.open("a") as file, resumable():
         print(json.dumps({"provenance": provenance(), "code": code}), file=file, flush=True)
-        for sample in measure(model, configs, blocks, set(samples), args.tokens):
-            samples[sample.key] = sample
-            print(json.dumps(asdict(sample) | {"code": code}), file=file, flush=True)
-            found = sample.paired(AUTO)
-            speed = found.tokens / found.seconds / (found.plain_tokens / found.plain_seconds)
-            print(f"{sample.key}: {speed:.3f}; {remaining.after_one_more()}", file=sys.stderr, flush=True)
+        while True:
+            blocks = [block for cell, number in numbers.items() for block in blocks_of(cell, prompts, number)]
+            remaining = Remaining(sum(block.key not in samples for block in blocks))
+            for sample in measure(model, configs, blocks, set(samples), args.tokens):
+                samples[sample.key] = sample
+                print(json.dumps(asdict(sample) | {"code": code}), file=file, flush=True)
+                found = sample.paired(AUTO)
+                speed = found.tokens / found.seconds / (found.plain_tokens / found.plain_seconds)
+                print(f"{sample.key}: {speed:.3f}; {remaining.after_one_more()}", file=sys.stderr, flush=True)
+            wide = [cell for cell in too_wide(samples.values(), args.width) if numbers[cell] < args.most_blocks]
+            if not wide:
+                break
+            print(f"{len(wide)} cells are not sure enough yet", file=sys.stderr, flush=True)
+            for cell in wide:
+                numbers[cell] = min(args.most_blocks, numbers[cell] + -(-numbers[cell] // 2))
 
     result = {"provenance": provenance(), **settings, **verdict([samples[b.key] for b in blocks], list(configs))}
     print(json.dumps(result))
@@ -164,12 +184,22 @@ def encode(model: LoadedModel, text: str) -> tuple[int, ...]:
     return tuple(model.tokenizer.apply_chat_template([{"role": "user", "content": text}]))
 
 
-def cells(prompts: Mapping[str, Sequence[tuple[int, ...]]], concurrency: int, least: int) -> Iterator[Block]:
-    """Blocks of every category, each prompt in one at least."""
-    for category, own in prompts.items():
-        for number in range(max(least, -(-len(own) // concurrency))):
-            first = number * concurrency
-            yield Block(concurrency, category, number, tuple(own[(first + i) % len(own)] for i in range(concurrency)))
+def blocks_of(cell: Cell, prompts: Mapping[str, Sequence[tuple[int, ...]]], count: int) -> Iterator[Block]:
+    """The first so many blocks of a cell, whose prompts come round again and again."""
+    concurrency, category = cell
+    own = prompts[category]
+    for number in range(count):
+        first = number * concurrency
+        yield Block(concurrency, category, number, tuple(own[(first + i) % len(own)] for i in range(concurrency)))
+
+
+def too_wide(samples: Iterable[Sample], width: float) -> list[Cell]:
+    """Cells whose lower bound is further from the point than that."""
+    own: dict[Cell, list[Paired]] = {}
+    for sample in samples:
+        own.setdefault((sample.concurrency, sample.category), []).append(sample.paired(AUTO))
+    found = {cell: ratio(pairs) for cell, pairs in own.items()}
+    return [cell for cell, each in found.items() if each is None or each.low is None or each.point - each.low > width]
 
 
 def measure(
