@@ -16,7 +16,7 @@ from paceline.models.load import load_model
 from paceline.models.tokenizer import Tokenizer
 from paceline.train.conversation import encode_conversation, user_turn
 from paceline.train.dataset import Sample, batches, hold_aside, read_samples
-from paceline.train.generate import Sampling
+from paceline.train.generate import Report, Sampling
 from paceline.train.prompts import Exclusion, Prompt, read_prompts, select
 
 TALK = [
@@ -137,7 +137,11 @@ def test_what_is_generated_is_what_plain_decoding_says(
 
 
 def test_an_interrupted_run_goes_on_and_writes_what_it_would_have(
-    tiny_llama_dir: Path, prompts_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_llama_dir: Path,
+    prompts_file: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole, parts = tmp_path / "whole.jsonl", tmp_path / "parts.jsonl"
     options = ("--prompts", str(prompts_file), "--batch", "2")
@@ -145,7 +149,14 @@ def test_an_interrupted_run_goes_on_and_writes_what_it_would_have(
     assert generated(tiny_llama_dir, parts, *options, "--limit", "3") == 0
     torn = parts.read_bytes()
     parts.write_bytes(torn[:-30])  # in the middle of a line
+    told: list[int] = []
+
+    def meter(what: str, total: int) -> Report:
+        return lambda done, tokens: told.append(done)
+
+    monkeypatch.setattr("paceline.cli.data_generation.Meter", meter)
     assert generated(tiny_llama_dir, parts, *options) == 0
+    assert told[0] == 2 and told[-1] == 6  # what was there counts
     assert sorted(whole.read_text().splitlines()) == sorted(parts.read_text().splitlines())
     capsys.readouterr()
     assert generated(tiny_llama_dir, parts, *options, "--seed", "1") == 1

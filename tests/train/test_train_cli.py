@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from paceline.cli.main import main
+from paceline.models.home import sole_writer
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +53,22 @@ def test_a_drafter_is_trained_and_used(
     assert answers[0]["token_ids"] == answers[1]["token_ids"]
     drafted = answers[1]["metrics"]["speculative_decoding"]["num_draft_tokens"]
     assert drafted > 0 or method == "early_exit"  # which drafts where it is confident
+
+
+def test_two_runs_do_not_write_one_result(
+    data: Path, tiny_llama_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, out, more = ["--model", str(tiny_llama_dir)], tmp_path / "out", tmp_path / "more.jsonl"
+    commands = {
+        more: ["data", "generate", *model, "--prompts", str(data.parent / "prompts.txt"), "--max-tokens", "2"],
+        out: ["train", "early_exit", *model, "--data", str(data), *HEADS["early_exit"], *RUN],
+    }
+    for path, command in commands.items():
+        with sole_writer(path):
+            assert main([*command, "--out", str(path)]) == 1
+        assert f"error: another process is writing {path}\n" in capsys.readouterr().err
+        assert not path.exists()
+        assert main([*command, "--out", str(path)]) == 0
 
 
 TUNED: dict[str, tuple[str, ...]] = {

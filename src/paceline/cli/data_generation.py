@@ -12,6 +12,7 @@ from paceline.cli.loading import load, require_tokenizer
 from paceline.core.params import SamplingParams
 from paceline.engine.llm import LLM
 from paceline.errors import PacelineError
+from paceline.models.home import sole_writer
 from paceline.models.load import LoadedModel
 from paceline.models.origin import Origin
 from paceline.train.dataset import KIND, read_samples
@@ -30,7 +31,16 @@ def generate(args: argparse.Namespace) -> int:
     if not require_tokenizer(model).has_chat_template:
         raise PacelineError(f"model {model.name} has no chat template", hint="take an instruction-tuned model")
     llm = LLM(model, max_num_seqs=args.batch)
-    out = Path(args.out)
+    with sole_writer(Path(args.out)):
+        _write(llm, args, sampling, excluded, given)
+    return 0
+
+
+def _write(
+    llm: LLM, args: argparse.Namespace, sampling: Sampling, excluded: Exclusion, given: list[Prompt] | None
+) -> None:
+    """Prompts, unless some were given, and answers; then the summary."""
+    out, model = Path(args.out), llm.model
     about = {**_about(model, sampling), "excluded": digest_of(excluded)}
     prompts = _own_prompts(llm, args, sampling, excluded, out, about) if given is None else _chosen(given, excluded)
     about["prompts"] = "self" if given is None else digest(given)
@@ -51,7 +61,6 @@ def generate(args: argparse.Namespace) -> int:
             }
         )
     )
-    return 0
 
 
 def _about(model: LoadedModel, sampling: Sampling) -> dict[str, Any]:

@@ -4,13 +4,14 @@ import argparse
 import json
 import logging
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 from paceline.cli.answering import plural
 from paceline.cli.loading import load
 from paceline.cli.recipes import Material, make
 from paceline.errors import PacelineError
-from paceline.models.home import megabytes
+from paceline.models.home import megabytes, sole_writer
 from paceline.models.origin import Origin
 from paceline.ops.packed import unpacked
 from paceline.train.dataset import Sample, Samples, hold_aside, packs_per_epoch, read_samples
@@ -53,7 +54,8 @@ def train(args: argparse.Namespace) -> int:
     out = Path(args.out)
     features = _features(args, recipe, material)
     loop = Loop(recipe, training, features, settings, out, about, evaluation, processes, made.rewrite)
-    loop.run()
+    with sole_writer(out) if processes.is_first else nullcontext():
+        loop.run()
     if processes.is_first:
         target = args.model if recipe.own_target is None else str(out / recipe.own_target)
         drafter: str | None = {"model": str(out), **recipe.drafting}["model"]

@@ -85,6 +85,23 @@ def locked(path: Path, whose: str, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
+@contextmanager
+def sole_writer(path: Path) -> Iterator[None]:
+    """Nobody else who asks may write `path` meanwhile; ends with the process. Raises PacelineError if somebody does."""
+    from filelock import FileLock, Timeout
+
+    make_folder(path.parent)
+    lock = FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise PacelineError(f"another process is writing {path}", hint="let it finish, or name another") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def folder_size(folder: Path) -> int:
     """Bytes of all files under `folder`; 0 if there is none."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -20,7 +20,7 @@ from paceline.train.journal import Journal
 from paceline.train.prompts import Exclusion, Prompt
 
 Report = Callable[[int, int], None]
-"""Called with (prompts done in this run, tokens generated in it)."""
+"""Called with (prompts done, tokens generated in this run)."""
 TRIES = 10  # of a prompt that a target is to write: base models seldom end a user's turn
 LONGEST_PROMPT = 128  # tokens of one: those that have not ended by then seldom do
 
@@ -107,7 +107,7 @@ def answer_prompts(llm: LLM, prompts: Sequence[Prompt], sampling: Sampling, jour
     """Have the target answer what the journal does not hold yet; how many prompts were too long for it."""
     done = {record["id"] for record in journal.records}
     talks = (_Talk(prompt, index) for index, prompt in enumerate(prompts) if prompt.id not in done)
-    num_done = num_tokens = num_too_long = 0
+    num_done, num_tokens, num_too_long = sum(prompt.id in done for prompt in prompts), 0, 0
 
     def begin(talk: _Talk) -> int | None:
         """Ask the next question; None if the context has no room for it."""
