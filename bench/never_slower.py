@@ -108,7 +108,7 @@ def main() -> int:
     model = load_model(args.model, dtype=args.dtype, progress=terminal_progress())
     draft, name = args.draft_model, Path(args.model).name
     if args.own_layers is not None:
-        draft = str(own_layers(model, args.own_layers, ROOT / "build" / f"{name}-first-{args.own_layers}"))
+        draft = str(own_layers(model, range(args.own_layers), ROOT / "build" / f"{name}-first-{args.own_layers}"))
     configs = {method: config(method, draft) for method in (PLAIN, AUTO, *args.fixed)}
     texts = {category: texts for file in args.prompts for category, texts in categories(file, args.per_category)}
     texts[RANDOM] = random_words(args.per_category)

@@ -1,6 +1,7 @@
-"""A draft model made of the target's own first layers, as a folder: what a method can be given by name."""
+"""A draft model made of some of the target's own layers, as a folder: what a method can be given by name."""
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.models.hf_folder import write_hf_folder
@@ -8,11 +9,10 @@ from paceline.models.load import LoadedModel
 from paceline.train.student import pruned, pruned_weights
 
 
-def own_layers(target: LoadedModel, count: int, folder: Path) -> Path:
-    """Write the first `count` layers with the target's norm and output layer; a folder that is there is replaced."""
+def own_layers(target: LoadedModel, layers: Sequence[int], folder: Path) -> Path:
+    """Write these layers with the target's norm and output layer; a folder that is there is replaced."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    layers = range(count)
     weights = pruned_weights(target.decoder, layers, target.decoder.dtype)
     write_hf_folder(folder, pruned(target.config, layers), weights, target.tokenizer)
     return folder

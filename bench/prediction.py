@@ -60,7 +60,7 @@ def main() -> int:
     facts = provenance()
     model = load_model(args.model, dtype=args.dtype, progress=terminal_progress())
     name = f"{Path(args.model).name}-first-{args.own_layers}"
-    draft = args.draft_model or str(own_layers(model, args.own_layers, BUILD / name))
+    draft = args.draft_model or str(own_layers(model, range(args.own_layers), BUILD / name))
     given = [first_turn(each) for each in read_prompts(str(args.prompts)).conversations] if args.prompts else SHORT
     prompts = [encode(model, text) for text in given[: args.first]]
 

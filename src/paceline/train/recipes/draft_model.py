@@ -60,7 +60,8 @@ class DraftModelRecipe(Recipe):
         size = settings.vocab_size or config.vocab_size
         whole = size >= config.vocab_size
         self.vocabulary = DraftVocabulary(config.vocab_size, None if whole else torch.arange(size))
-        self.drafting: Mapping[str, Any] = MappingProxyType({} if whole else {"draft_vocab_size": size})
+        reduced = {} if whole else {"draft_vocab_size": size}
+        self.drafting: Mapping[str, Any] = MappingProxyType({"draft_confidence_threshold": 0.0, **reduced})
 
     def learn(self, batch: Batch) -> Outcome:
         teacher = Teacher.of(self.target, batch, self.vocabulary)
