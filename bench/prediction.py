@@ -67,10 +67,7 @@ def main() -> int:
     params = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
     table = learnt_costs(model, draft, params)
     plain = MethodArm("plain", model, SpeculativeConfig(), 1)
-    chains = {
-        k: MethodArm(f"K {k}", model, SpeculativeConfig(method=METHOD, model=draft, num_speculative_tokens=k), 1)
-        for k in args.k
-    }
+    chains = {k: MethodArm(f"K {k}", model, chain(draft, k), 1) for k in args.k}
     answers = answered([plain, *chains.values()], prompts, params)
     context = mean(len(prompt) for prompt in prompts) + args.tokens / 2
     rows = [row(k, table, answers[arm.label], answers[plain.label], context) for k, arm in chains.items()]
@@ -90,6 +87,11 @@ def main() -> int:
         with args.log.open("a") as file:
             print(json.dumps(result), file=file)
     return 0 if holds else 1
+
+
+def chain(draft: str, k: int) -> SpeculativeConfig:
+    """Always k tokens: it does not end where it is in doubt."""
+    return SpeculativeConfig(METHOD, k, model=draft, draft_confidence_threshold=0.0)
 
 
 def learnt_costs(model: LoadedModel, draft: str, params: SamplingParams) -> CostTable:
