@@ -6,14 +6,14 @@ from paceline.cli import options
 from paceline.core.params import SamplingParams
 from paceline.core.verify import RULES
 from paceline.errors import PacelineError
-from paceline.models.load import _SPELLINGS, PRECISIONS
+from paceline.models import precision
+from paceline.models.sources import PRECISIONS
 
 
 def test_the_lists_are_those_of_the_registries() -> None:
     """The command line must not import the registries, which need torch, to know their names."""
     assert set(options.RULE_NAMES) == {name if rule.lossless else f"lossy-{name}" for name, rule in RULES.items()}
-    assert set(options.DTYPE_NAMES) == {"auto", *PRECISIONS}
-    assert set(options.DTYPE_SPELLINGS) == set(_SPELLINGS)
+    assert set(precision.NAMES) == set(PRECISIONS)
 
 
 def test_every_parameter_that_is_an_option_has_a_hint() -> None:

@@ -12,20 +12,18 @@ from paceline.core.params import SamplingParams
 from paceline.drafters.config import MAX_DRAFT_TOKENS, SpeculativeConfig
 from paceline.drafters.registry import find, names
 from paceline.errors import PacelineError
+from paceline.models.precision import precision_of
 from paceline.models.shipped import shipped_methods
 from paceline.values import one_line, shown
 
 DEFAULTS = SamplingParams()
-# What the other registries hold, which themselves would import torch; a test compares.
-RULE_NAMES = ("coupled", "standard", "block", "lossy-typical")
+RULE_NAMES = ("coupled", "standard", "block", "lossy-typical")  # of a registry that would import torch; a test compares
 LOSSY = "lossy-"  # before the name of a rule whose tokens are not the model's own
-DTYPE_NAMES = ("auto", "bf16", "fp32", "fp64", "file", "int8", "int4")
 DTYPE_HELP = (
     "auto (the model's own; of a GGUF file: file, where there are native operators), bf16, fp32 or fp64; "
     "file: matrices computed on as the file stores them; "
     "int8, int4: made into groups of 32 (default: %(default)s)"
 )
-DTYPE_SPELLINGS = ("bfloat16", "float32", "float64")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 # Fields of SamplingParams that are options, and what to say to someone who gave a bad value.
@@ -110,8 +108,7 @@ def check_model_options(args: argparse.Namespace) -> None:
     for option, name in (("--model", args.model), ("--draft-model", args.draft_model)):
         if name is not None and not name.strip():
             raise PacelineError(f"{option} is empty", hint="`paceline models` lists the catalog")
-    if args.dtype not in (*DTYPE_NAMES, *DTYPE_SPELLINGS):
-        raise PacelineError(f"--dtype {one_line(args.dtype, 60)} is unknown", hint=f"one of: {', '.join(DTYPE_NAMES)}")
+    precision_of(args.dtype, "--dtype")
     if DEVICE.fullmatch(args.device) is None:
         raise PacelineError(
             f"--device {one_line(args.device, 60)} is unknown", hint="one of: auto, cpu, cuda, cuda:0 …"

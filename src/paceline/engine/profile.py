@@ -18,7 +18,7 @@ from paceline.models.decoder import Decoder
 from paceline.models.home import home, write_json
 from paceline.models.probe import ARITHMETIC_VERSION, device_name
 
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,7 @@ class ProfileStore:
             "arithmetic": ARITHMETIC_VERSION,
             "config": hashlib.sha256(shape.to_json().encode()).hexdigest(),
             "dtype": str(target.dtype),
+            "products": sorted({linear.arithmetic for linear in target.linears()}),
             "device": device_name(target.device),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),
