@@ -33,9 +33,7 @@ class DraftVocabulary:
         """[n, D] → [n, V], −∞ for tokens that the head never drafts."""
         if self.ids is None:
             return logits
-        full = logits.new_full((len(logits), self.size), -torch.inf)
-        full[:, self.ids] = logits
-        return full
+        return logits.new_full((len(logits), self.size), -torch.inf).index_copy_(1, self.ids, logits)
 
 
 @dataclass(frozen=True, slots=True)
