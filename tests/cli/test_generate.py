@@ -460,7 +460,10 @@ BAD = [
     ([TEXT, "--method", "ngram", "--draft-model", "smollm2-135m"], "contradicts --method ngram"),
     ([TEXT, "--draft-dtype", "int3"], "unknown --draft-dtype 'int3'"),
     ([TEXT, "--draft-dtype", "int8", "--method", "ngram"], "--draft-dtype int8 contradicts --method ngram"),
-    ([TEXT, "--draft-dtype", "int8", "--method", "suffix,ngram"], "--draft-dtype int8 contradicts --method suffix,ngram"),
+    (
+        [TEXT, "--draft-dtype", "int8", "--method", "suffix,ngram"],
+        "--draft-dtype int8 contradicts --method suffix,ngram",
+    ),
     ([TEXT, "--draft-dtype", "int8", "-k", "0"], "--draft-dtype contradicts --num-draft-tokens 0"),
     ([TEXT, "--draft-dtype", "int8", "--method", "early_exit"], "--draft-dtype is int8"),
     ([TEXT, "--draft-vocab-size", "0"], "--draft-vocab-size is 0"),
