@@ -180,8 +180,7 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
     if count is not None:
         check_num_draft_tokens("--num-draft-tokens", count)
     needs_model = [method for method in methods if find(method).needs_model and method not in shipped_methods()]
-    asked = {key: getattr(args, option[2:].replace("-", "_")) for key, option in DRAFT_OPTIONS.items()}
-    given = {key: value for key, value in asked.items() if value is not None}
+    given = draft_options(args)
     for key, value in given.items():
         if not any(key in find(method).options for method in methods):
             takers = [name for name, method in METHODS.items() if key in method.options and name != "composite"]
@@ -199,6 +198,12 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
         config = SpeculativeConfig.from_dict(values)
         config.check_used()
     return config
+
+
+def draft_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Those of `DRAFT_OPTIONS` that were given, by their keys."""
+    asked = {key: getattr(args, option[2:].replace("-", "_")) for key, option in DRAFT_OPTIONS.items()}
+    return {key: value for key, value in asked.items() if value is not None}
 
 
 def method_names() -> tuple[str, ...]:
