@@ -6,7 +6,8 @@
 plain   ms a token at batch 1 behind a 128-token prompt, against llama.cpp with flash attention on and off
 rows    what a pass of 16 and 32 rows costs beside one of 1 row, at context 128 and 2,048
 parts   a 1-row pass: its linear layers against a plain read of their bytes, and the rest
-drafts  a step of an EAGLE-3 head (random weights, 8k draft vocabulary), and of --draft-model, beside one of the target
+drafts  a step of an EAGLE-3 head (random weights, 8k draft vocabulary) as it is by default and with matrices in bf16,
+        and of --draft-model, beside one of the target
 best    `auto` against llama.cpp's best, plain or with its prompt lookup, on the prompts of a file
 memory  the most resident memory beyond what imports took, over the size of the weight file
 
@@ -21,6 +22,7 @@ import json
 import statistics
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,7 @@ from paceline.models.sources import GGUFSource
 
 PARTS = ("plain", "rows", "parts", "drafts", "best", "memory")
 PLAIN_ARMS = ARMS[:2]
+HEAD_DTYPES = ("auto", "bf16")
 CONTEXT = 2560  # positions that every engine is given room for
 
 
@@ -108,10 +111,12 @@ def drafts(args: argparse.Namespace, model: LoadedModel) -> dict[str, Any]:
     from random_heads import random_eagle3
 
     cache = filled_cache(model.decoder, 128, 1)
-    step = random_eagle3(model.decoder, 8192)
-    calls = {"target": lambda: one_pass(model.decoder, cache, 1), "EAGLE-3 step": step}
+    calls: dict[str, Callable[[], object]] = {"target": lambda: one_pass(model.decoder, cache, 1)}
+    calls |= {f"EAGLE-3 step, {dtype}": random_eagle3(model.decoder, 8192, dtype) for dtype in HEAD_DTYPES}
     if args.draft_model:
         draft = load_model(args.draft_model, dtype=args.draft_dtype, progress=terminal_progress()).decoder
+        if args.draft_vocab_size is not None:
+            draft = draft.with_vocabulary(args.draft_vocab_size)
         draft_cache = filled_cache(draft, 128, 1)
         calls[args.draft_model] = lambda: one_pass(draft, draft_cache, 1)
     times = in_turn(calls, args.repeats)
@@ -128,7 +133,11 @@ def best(args: argparse.Namespace, model: LoadedModel) -> dict[str, Any]:
     chosen = [line for line in lines if args.category in (None, line.get("category"))][: args.first]
     config: dict[str, Any] = {"method": "auto"}
     if args.draft_model:
-        config |= {"model": args.draft_model, "draft_dtype": args.draft_dtype}
+        config |= {
+            "model": args.draft_model,
+            "draft_dtype": args.draft_dtype,
+            "draft_vocab_size": args.draft_vocab_size,
+        }
     ours = MethodArm("ours", model, SpeculativeConfig.from_dict(config), 1)
     theirs = LlamaProcess(args.llama_python, gguf_of(model), args.threads, CONTEXT)
     seconds = dict.fromkeys(("ours", *ARMS), 0.0)
@@ -192,6 +201,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--draft-model")
     parser.add_argument("--draft-dtype", default="auto")
+    parser.add_argument("--draft-vocab-size", type=int, metavar="N", help="the draft model draws from the N lowest ids")
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--category", help="of the prompts' lines; default: all")
     parser.add_argument("--raw", action="store_true", help="complete the prompts without the chat template")

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from paceline.cli.main import main
+from paceline.drafters.config import SpeculativeConfig
 from paceline.engine.llm import LLM
 from paceline.models.decoder import Decoder
 from paceline.models.load import load_model
@@ -117,6 +118,28 @@ def test_methods_are_switched_and_change_no_answer(chat: Callable[..., Any], tin
     assert told == ["method: suffix, K = 6", "method: draft_model, K = 4", "method: none"]
     # The target as its own drafter, back after a turn that it sat out.
     assert next("acceptance rate 100 %" in line for line in err if line.startswith("last answer"))
+
+
+def test_a_method_that_is_switched_to_takes_the_options_of_the_command_line(
+    chat: Callable[..., Any], tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[SpeculativeConfig] = []
+    monkeypatch.setattr(LLM, "add_method", lambda self, config: asked.append(config) or config.method)
+
+    def switched(methods: str, *options: str) -> list[SpeculativeConfig]:
+        asked.clear()
+        chat("".join(f"/method {method}\n" for method in methods.split(",")), *options)
+        return asked[1:]  # the first is what it begins with
+
+    own = {"model": str(tiny_llama_dir), "draft_dtype": "bf16", "draft_vocab_size": 99}
+    options = ("--draft-model", own["model"], "--draft-dtype", "bf16", "--draft-vocab-size", "99")
+    expected = [{"method": "suffix"}, {"method": "draft_model", "num_speculative_tokens": 3, **own}]
+    expected += [{"method": "early_exit"}, {"method": "auto", **own}]
+    found = switched("suffix,draft_model 3,early_exit,auto", "--method", "draft_model", *options)
+    assert found == [SpeculativeConfig.from_dict(values) for values in expected]
+    expected = [{"method": "early_exit", "draft_confidence_threshold": 0.3}, {"method": "ngram"}, {"method": "auto"}]
+    found = switched("early_exit,ngram,auto", "--method", "layer_skip", "--draft-confidence-threshold", "0.3")
+    assert found == [SpeculativeConfig.from_dict(values) for values in expected]
 
 
 @pytest.mark.parametrize(

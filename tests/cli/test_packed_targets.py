@@ -8,6 +8,8 @@ import pytest
 from drafters import head_files
 
 from paceline.cli.main import main
+from paceline.drafters import draft_model
+from paceline.models.head_matrices import HeadMatrices
 from paceline.models.load import load_model
 
 PACKED = ("file", "int8")
@@ -54,6 +56,31 @@ def test_every_method_drafts(
     assert status == 0, err
     assert json.loads(drafted)["text"] == json.loads(plain)["text"]
     assert "without speculation" not in err
+
+
+@pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3", "draft_model", "suffix,eagle3", "auto"])
+def test_a_drafters_own_precision(
+    method: str,
+    run: Callable[..., tuple[int, str, str]],
+    heads: dict[str, str],
+    tiny_llama_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It reaches the drafter that takes it, whoever else drafts, and changes no token."""
+    asked = []
+    of, load = HeadMatrices.of, draft_model.load_model
+    monkeypatch.setattr(HeadMatrices, "of", lambda target, dtype=None: asked.append(dtype) or of(target, dtype))
+    monkeypatch.setattr(
+        draft_model, "load_model", lambda name, dtype, **more: asked.append(dtype) or load(name, dtype, **more)
+    )
+    common = ("generate", TEXT, "--json", "-n", "12", "--ignore-eos", "--dtype", "int8", "--method")
+    status, plain, err = run(*common, "none")
+    assert status == 0, err
+    name = str(tiny_llama_dir) if method == "draft_model" else heads.get(method, heads["eagle3"])
+    status, drafted, err = run(*common, method, "--draft-model", name, "--draft-dtype", "int4")
+    assert status == 0, err
+    assert json.loads(drafted)["text"] == json.loads(plain)["text"]
+    assert asked == ["int4"] and "without speculation" not in err
 
 
 @pytest.mark.parametrize("dtype", PACKED)

@@ -18,6 +18,8 @@ from paceline.engine.measure import Measurement
 from paceline.engine.methods import auto_policy
 from paceline.engine.policy import AutoPolicy
 from paceline.engine.profile import Profile, ProfileStore
+from paceline.models.load import load_model
+from paceline.ops.native import library
 
 
 @pytest.fixture
@@ -54,6 +56,13 @@ def test_another_machine_or_other_drafters_have_their_own(store: ProfileStore, m
     assert ProfileStore.of(tiny_decoder("qwen3"), "suffix").load() is None
     monkeypatch.setattr("paceline.engine.profile.device_name", lambda device: "another")
     assert ProfileStore.of(tiny_decoder("llama"), "suffix").load() is None
+
+
+@pytest.mark.skipif(library.level() is None, reason="no native operators")
+def test_one_model_in_several_precisions_has_several(tiny_llama_dir: Path) -> None:
+    """Their shapes and torch's dtype are the same."""
+    decoders = [load_model(str(tiny_llama_dir), dtype=dtype).decoder for dtype in ("bf16", "int8", "int4")]
+    assert len({ProfileStore.of(decoder, "eagle3").path for decoder in decoders}) == 3
 
 
 def test_a_file_that_was_copied_is_foreign(store: ProfileStore) -> None:

@@ -12,6 +12,7 @@ from paceline.errors import PacelineError
 from paceline.models import gguf, load, sources
 from paceline.models.hub import PATTERNS, WITHOUT_WEIGHTS, HubId
 from paceline.models.load import FolderSource, GGUFSource, load_model, resolve
+from paceline.models.precision import precision_of
 from paceline.ops.native import library
 
 EMBEDDINGS, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -179,7 +180,7 @@ def test_wrong_shape(tmp_path):
 def test_gguf_equals_the_folder_it_was_made_from(tmp_path, asked, dtype):
     weights = llama_weights(torch.float32)
     path = write_gguf(tmp_path / "m.gguf", weights)
-    found = GGUFSource(path).read(load._precision(asked), load.silent)
+    found = GGUFSource(path).read(precision_of(asked), load.silent)
     expected = FolderSource(write_folder(tmp_path / "m", weights)).read(found.precision, load.silent)
     assert found.weights.keys() == expected.weights.keys()
     assert all(same(found.weights[name].clone(), expected.weights[name]) for name in expected.weights)

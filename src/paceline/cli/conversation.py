@@ -2,14 +2,23 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
+from typing import Any
 
 from paceline.cli.answering import Answer, Interrupts, answer, plural, statistics_parts, write
 from paceline.cli.loading import banner, load, measuring_progress, method_name, require_tokenizer
 from paceline.cli.main import report, show_traceback
-from paceline.cli.options import check_method, check_num_draft_tokens, in_option_names, needed_model, rule_of
+from paceline.cli.options import (
+    DRAFT_OPTIONS,
+    check_method,
+    check_num_draft_tokens,
+    draft_options,
+    in_option_names,
+    needed_model,
+    rule_of,
+)
 from paceline.core.params import SamplingParams
 from paceline.core.rng import draw_seed
 from paceline.drafters.config import SpeculativeConfig
@@ -55,18 +64,23 @@ def open_chat(args: argparse.Namespace, params: SamplingParams, speculation: Spe
         print(line, file=sys.stderr)
     if sys.stdin.isatty():
         print("/help lists the commands, /quit leaves", file=sys.stderr)
-    return Chat(llm, params, RequestOptions(rule=rule_of(args)), args.system, args.draft_model)
+    return Chat(llm, params, RequestOptions(rule=rule_of(args)), args.system, draft_options(args))
 
 
 class Chat:
-    """Takes lines: a command, or the next message."""
+    """Takes lines: a command, or the next message. `drafting`: keys of speculative_config for whoever takes them."""
 
     def __init__(
-        self, llm: LLM, params: SamplingParams, options: RequestOptions, system: str | None, draft_model: str | None
+        self,
+        llm: LLM,
+        params: SamplingParams,
+        options: RequestOptions,
+        system: str | None,
+        drafting: Mapping[str, Any],
     ) -> None:
         self.ended = False
         self._llm, self._params, self._options = llm, params, options
-        self._system, self._draft_model = system, draft_model
+        self._system, self._drafting = system, drafting
         self._speculation = llm.speculative_config
         self._messages: list[dict[str, str]] = []
         self._turns: list[Turn] = []
@@ -182,17 +196,18 @@ class Chat:
                 hint=f"begin with paceline chat --method {method}",
             )
         check_method(method)
-        values: dict[str, str | int] = {"method": method}
+        values: dict[str, Any] = {"method": method}
+        needs_model, model = find(method).needs_model, self._drafting.get("model")
         if len(words) > 1:
             values["num_speculative_tokens"] = draft_count(method, words[1:])
-        if find(method).needs_model and not (self._draft_model is None and method in shipped_methods()):
-            if self._draft_model is None:
-                raise PacelineError(
-                    f"method {method} needs {needed_model(method)}", hint="begin with paceline chat --draft-model NAME"
-                )
-            values["model"] = self._draft_model
-        elif method == "auto" and self._draft_model is not None:
-            values["model"] = self._draft_model
+        if needs_model and model is None and method not in shipped_methods():
+            raise PacelineError(
+                f"method {method} needs {needed_model(method)}", hint="begin with paceline chat --draft-model NAME"
+            )
+        # what the command line said holds for whoever takes it; for `auto`, whose members hang on the model, with one
+        with_model = needs_model or (method == "auto" and model is not None)
+        kept = set(DRAFT_OPTIONS) if with_model else set() if method == "auto" else {"draft_confidence_threshold"}
+        values |= {key: self._drafting[key] for key in kept & self._drafting.keys() & find(method).options}
         return SpeculativeConfig.from_dict(values)
 
 

@@ -10,22 +10,20 @@ from typing import Any
 
 from paceline.core.params import SamplingParams
 from paceline.drafters.config import MAX_DRAFT_TOKENS, SpeculativeConfig
-from paceline.drafters.registry import find, names
+from paceline.drafters.registry import METHODS, find, names
 from paceline.errors import PacelineError
+from paceline.models.precision import precision_of
 from paceline.models.shipped import shipped_methods
 from paceline.values import one_line, shown
 
 DEFAULTS = SamplingParams()
-# What the other registries hold, which themselves would import torch; a test compares.
-RULE_NAMES = ("coupled", "standard", "block", "lossy-typical")
+RULE_NAMES = ("coupled", "standard", "block", "lossy-typical")  # of a registry that would import torch; a test compares
 LOSSY = "lossy-"  # before the name of a rule whose tokens are not the model's own
-DTYPE_NAMES = ("auto", "bf16", "fp32", "fp64", "file", "int8", "int4")
 DTYPE_HELP = (
     "auto (the model's own; of a GGUF file: file, where there are native operators), bf16, fp32 or fp64; "
     "file: matrices computed on as the file stores them; "
     "int8, int4: made into groups of 32 (default: %(default)s)"
 )
-DTYPE_SPELLINGS = ("bfloat16", "float32", "float64")
 DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 # Fields of SamplingParams that are options, and what to say to someone who gave a bad value.
@@ -44,9 +42,21 @@ HINTS = {
     "ignore_eos": "leave it out to end where the model ends",
     "logprobs": "0 reports the chosen tokens alone, 5 the five likeliest beside each",
 }
+# Keys of speculative_config that are options of their own; and, where a bad value's error has none, a hint.
+DRAFT_OPTIONS = {
+    "model": "--draft-model",
+    "draft_dtype": "--draft-dtype",
+    "draft_vocab_size": "--draft-vocab-size",
+    "draft_confidence_threshold": "--draft-confidence-threshold",
+}
+DRAFT_HINTS = {
+    "draft_vocab_size": "8192 drafts from the 8192 lowest token ids alone; leave it out to draft from all",
+    "draft_confidence_threshold": "0 drafts on however unsure, 0.4 ends a draft that is wrong in six of ten cases",
+}
 MODEL_HINT = "name it with --draft-model, for instance qwen2.5-coder-0.5b for qwen2.5-coder-1.5b, or a head's folder"
 SAMPLES = ("top_p", "top_k", "min_p", "seed")  # options that ask for sampling
-_UNDERSCORED = "|".join(name for name in (*HINTS, "max_context", "num_speculative_tokens") if "_" in name)
+_NAMES = (*HINTS, *DRAFT_OPTIONS, "max_context", "num_speculative_tokens")
+_UNDERSCORED = "|".join(name for name in _NAMES if "_" in name)
 _PLAIN = "|".join(("device", *(name for name in HINTS if "_" not in name)))
 # A word such as `stop` is a parameter's name only where a message begins with it.
 PARAMETER = re.compile(rf"(?<![\w-])(?:{_UNDERSCORED})(?!\w)|^(?:{_PLAIN})(?= )")
@@ -62,6 +72,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     add("--max-context", type=int, metavar="N", help="positions to allow (default: the model's own)")
 
 
+# fmt: off
 def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     what = "how soon the tokens come; never which, under the default --rule"
     add = parser.add_argument_group("speculation", what).add_argument
@@ -70,13 +81,19 @@ def add_speculation_options(parser: argparse.ArgumentParser) -> None:
     add("--draft-model", metavar="NAME", help="a smaller model with the same vocabulary, or a draft head")
     bounds = f"0 (plain decoding) to {MAX_DRAFT_TOKENS}; default: the method's own"
     add("--num-draft-tokens", "-k", type=int, metavar="K", help=f"tokens drafted a step, {bounds}")
+    add("--draft-dtype", metavar="NAME", help="precision of the draft model or head, one of --dtype's "
+        "(default: the target's; of a head beside packed matrices int8)")
+    add("--draft-vocab-size", type=int, metavar="N",
+        help="let the draft model draft from the N lowest token ids alone (default: all)")
+    add("--draft-confidence-threshold", type=float, metavar="P",
+        help="end a draft where its likeliest token, or of a draft model those of the whole draft together, have a "
+        "lower probability (default: the method's own)")
     add("--rule", default="coupled", metavar="NAME",
         help="which drafts stand. coupled: the tokens of plain decoding with the same seed; standard, block: tokens "
         "with the same distribution; lossy-typical: NOT the model's tokens, nor their distribution, but whatever it "
-        "finds typical of itself (default: %(default)s)")  # fmt: skip
+        "finds typical of itself (default: %(default)s)")
 
 
-# fmt: off
 def add_sampling_options(parser: argparse.ArgumentParser, max_tokens: int) -> None:
     add = parser.add_argument_group("sampling").add_argument
     add("--temperature", type=float, metavar="T",
@@ -110,8 +127,7 @@ def check_model_options(args: argparse.Namespace) -> None:
     for option, name in (("--model", args.model), ("--draft-model", args.draft_model)):
         if name is not None and not name.strip():
             raise PacelineError(f"{option} is empty", hint="`paceline models` lists the catalog")
-    if args.dtype not in (*DTYPE_NAMES, *DTYPE_SPELLINGS):
-        raise PacelineError(f"--dtype {one_line(args.dtype, 60)} is unknown", hint=f"one of: {', '.join(DTYPE_NAMES)}")
+    precision_of(args.dtype, "--dtype")
     if DEVICE.fullmatch(args.device) is None:
         raise PacelineError(
             f"--device {one_line(args.device, 60)} is unknown", hint="one of: auto, cpu, cuda, cuda:0 …"
@@ -164,24 +180,31 @@ def speculative_config(args: argparse.Namespace) -> SpeculativeConfig:
     count = args.num_draft_tokens
     if count is not None:
         check_num_draft_tokens("--num-draft-tokens", count)
-    takes_model = "auto" in methods or any("model" in find(method).options for method in methods)
     needs_model = [method for method in methods if find(method).needs_model and method not in shipped_methods()]
-    if args.draft_model is not None and not takes_model:
-        raise PacelineError(
-            f"--draft-model {args.draft_model} contradicts --method {args.method}, which uses no second model",
-            hint="leave one of the two out",
-        )
+    given = draft_options(args)
+    for key, value in given.items():
+        if not any(key in find(method).options for method in methods):
+            takers = [name for name, method in METHODS.items() if key in method.options and name != "composite"]
+            raise PacelineError(
+                f"{DRAFT_OPTIONS[key]} {one_line(str(value), 60)} contradicts --method {args.method}, which takes none",
+                hint=f"leave one of the two out; it is for {', '.join(takers)}",
+            )
     if args.draft_model is None and needs_model:
         raise PacelineError(f"--method {args.method} needs {needed_model(needs_model[0])}", hint=MODEL_HINT)
     values: dict[str, Any] = {"method": methods[0]} if len(methods) == 1 else {"methods": methods}
+    values |= given
     if count is not None:
         values["num_draft_tokens"] = count
-    if args.draft_model is not None:
-        values["draft_model"] = args.draft_model
     with option_names():
         config = SpeculativeConfig.from_dict(values)
         config.check_used()
     return config
+
+
+def draft_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Those of `DRAFT_OPTIONS` that were given, by their keys."""
+    asked = {key: getattr(args, option[2:].replace("-", "_")) for key, option in DRAFT_OPTIONS.items()}
+    return {key: value for key, value in asked.items() if value is not None}
 
 
 def method_names() -> tuple[str, ...]:
@@ -218,7 +241,7 @@ def option_names() -> Iterator[None]:
 def in_option_names(error: PacelineError) -> PacelineError:
     message = str(error)
     first = PARAMETER.search(message)
-    hint = error.hint or (HINTS.get(first[0]) if first else None)
+    hint = error.hint or ({**HINTS, **DRAFT_HINTS}.get(first[0]) if first else None)
     return PacelineError(PARAMETER.sub(_option, message), hint and PARAMETER.sub(_option, hint))
 
 

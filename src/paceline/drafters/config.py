@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from paceline.drafters.registry import METHODS, find, names
 from paceline.errors import PacelineError
+from paceline.models.precision import precision_of
 from paceline.values import elements, is_finite, is_whole, shown
 
 if TYPE_CHECKING:  # a command line that only reads its arguments does without torch
@@ -51,7 +52,8 @@ class SpeculativeConfig:
     model: str | None = None
     """The draft model: an alias, a folder, a GGUF file or a Hub id."""
     draft_dtype: str | None = None
-    """The draft model's precision; None takes the target's."""
+    """The precision of the draft model, or of a draft head: a name that `dtype` of a model may have. None: a model
+    takes the target's; a head's matrices are int8 beside a target whose own are packed, else as the target's."""
     draft_vocab_size: int | None = None
     """The draft model draws from this many token ids alone, the lowest; None: from all. A draft step pays for every row
     of the output layer, and byte-pair vocabularies number tokens in the order of their merges, roughly the most
@@ -137,6 +139,8 @@ class SpeculativeConfig:
             if getattr(self, name) is not None:
                 _check_integer(name, getattr(self, name), 1, 64)
         self._check_tree()
+        if self.draft_dtype is not None:
+            precision_of(self.draft_dtype, "draft_dtype")
         if self.draft_vocab_size is not None:
             _check_integer("draft_vocab_size", self.draft_vocab_size, 1, 2**31)
         if self.draft_cache_tokens is not None:

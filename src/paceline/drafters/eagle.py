@@ -220,13 +220,13 @@ class EagleDrafter:
 
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     model = _model(config, target)
-    head = load_eagle(model, target.decoder)
+    head = load_eagle(model, target.decoder, config.draft_dtype)
     return EagleDrafter("eagle", head, _tree(config), _cache_tokens(config, target))
 
 
 def create_eagle3(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     model = _model(config, target)
-    head = load_eagle3(model, target.decoder, config.aux_hidden_layers)
+    head = load_eagle3(model, target.decoder, config.aux_hidden_layers, config.draft_dtype)
     return EagleDrafter("eagle3", head, _tree(config), _cache_tokens(config, target))
 
 

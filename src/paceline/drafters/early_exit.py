@@ -59,13 +59,18 @@ def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     model = config.model or (shipped_head("early_exit", target) if layer is None else None)
     if model is not None:
         check_origin(model, target)
-        adapter = load_exit_adapter(model, target.decoder)
+        adapter = load_exit_adapter(model, target.decoder, config.draft_dtype)
         if layer not in (None, adapter.num_layers):
             raise PacelineError(
                 f"early_exit_layer is {layer}, and {model} was trained for layer {adapter.num_layers}",
                 hint="leave early_exit_layer out",
             )
         layer = adapter.num_layers
+    elif config.draft_dtype is not None:
+        raise PacelineError(
+            f"draft_dtype is {config.draft_dtype}, and early_exit has no adapter whose matrices could be held in it",
+            hint='leave it out, or name an adapter: "model": a folder or a Hub id',
+        )
     if layer is None:
         layer = default_exit(count)
     if layer >= count:

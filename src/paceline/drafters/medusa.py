@@ -100,7 +100,7 @@ def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
     if model is None:
         raise PacelineError("method 'medusa' needs its heads", hint='"model": a folder or a Hub id')
     check_origin(model, target)
-    heads, tree = load_medusa(model, target.decoder), config.tree(MEDUSA_TREE)
+    heads, tree = load_medusa(model, target.decoder, config.draft_dtype), config.tree(MEDUSA_TREE)
     if tree is config.speculative_token_tree and tree.within(len(heads.heads)) != tree:
         raise PacelineError(
             f"speculative_token_tree has paths of more tokens than {model} has heads, {len(heads.heads)}",

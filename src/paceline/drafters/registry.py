@@ -57,7 +57,7 @@ class Method:
         return max((RULES[shape] for shape in self.shapes), key=len)
 
 
-_HEAD = frozenset({"model", "speculative_token_tree", "tree_depth", "tree_top_k"})
+_HEAD = frozenset({"model", "draft_dtype", "speculative_token_tree", "tree_depth", "tree_top_k"})
 _SINGLE = {
     "none": Method("paceline.drafters.none:create", "plain decoding", stateless=True),
     "ngram": Method(
@@ -101,7 +101,7 @@ _SINGLE = {
     "early_exit": Method(
         "paceline.drafters.early_exit:create",
         "the target's first layers; verification goes on where they stopped",
-        frozenset({"model", "early_exit_layer", "draft_confidence_threshold"}),
+        frozenset({"model", "draft_dtype", "early_exit_layer", "draft_confidence_threshold"}),
         paper="2404.16710",
         stateless=True,
     ),

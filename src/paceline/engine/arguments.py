@@ -40,7 +40,6 @@ def speculative_config_of(given: SpeculativeConfig | Mapping[str, Any] | str) ->
     find(config.method)
     for each in (config, *(config.methods or ())):
         check_kind("the draft model", each.model, str | None, "a name, a folder or a file, as text")
-        check_kind("draft_dtype", each.draft_dtype, str | None, 'a precision, "bf16" say, or None')
     return config
 
 

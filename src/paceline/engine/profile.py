@@ -46,6 +46,7 @@ class ProfileStore:
             "arithmetic": ARITHMETIC_VERSION,
             "config": hashlib.sha256(shape.to_json().encode()).hexdigest(),
             "dtype": str(target.dtype),
+            "products": [linear.arithmetic for linear in target.linears()],
             "device": device_name(target.device),
             "torch": torch.__version__,
             "threads": torch.get_num_threads(),

@@ -4,8 +4,7 @@ import torch
 
 from paceline.models.head_layer import HeadLayer
 from paceline.models.heads import DraftVocabulary, Eagle3Head, EagleHead, MedusaHeads
-from paceline.ops.dense import PlainLinear
-from paceline.ops.packed import unpacked
+from paceline.ops.packed import AnyLinear, unpacked
 
 Tensors = dict[str, torch.Tensor]
 
@@ -26,11 +25,11 @@ def layer_tensors(layer: HeadLayer, prefix: str) -> Tensors:
     return {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
 
 
-def _split(linear: PlainLinear, rows: dict[str, int]) -> Tensors:
-    names, sizes = list(rows), list(rows.values())
-    tensors = dict(zip((f"{name}.weight" for name in names), torch.split(linear.weight, sizes), strict=True))
-    if linear.bias is not None:
-        tensors |= dict(zip((f"{name}.bias" for name in names), torch.split(linear.bias, sizes), strict=True))
+def _split(linear: AnyLinear, rows: dict[str, int]) -> Tensors:
+    names, sizes, plain = list(rows), list(rows.values()), unpacked(linear)
+    tensors = dict(zip((f"{name}.weight" for name in names), torch.split(plain.weight, sizes), strict=True))
+    if plain.bias is not None:
+        tensors |= dict(zip((f"{name}.bias" for name in names), torch.split(plain.bias, sizes), strict=True))
     return tensors
 
 
@@ -38,7 +37,7 @@ def eagle_tensors(head: EagleHead) -> Tensors:
     """With the embedding, which EAGLE's published heads carry."""
     return {
         "embed_tokens.weight": head.embedding,
-        **_split(head.fc, {"fc": len(head.fc.weight)}),
+        **_split(head.fc, {"fc": head.layer.config.hidden_size}),
         **layer_tensors(head.layer, "layers.0."),
     }
 
@@ -47,7 +46,7 @@ def eagle3_tensors(head: Eagle3Head, prefix: str, with_embedding: bool) -> Tenso
     """With output rows of its own and, for a reduced vocabulary, d2t (offsets) and t2d."""
     w = head.weights
     tensors = {
-        **_split(w.fc, {"fc": len(w.fc.weight)}),
+        **_split(w.fc, {"fc": head.layer.config.hidden_size}),
         **layer_tensors(head.layer, prefix),
         f"{prefix}hidden_norm.weight": w.feature_norm,
         f"{prefix}input_layernorm.weight": w.embedding_norm,
@@ -74,9 +73,6 @@ def medusa_tensors(heads: MedusaHeads, block: str, output: str) -> Tensors:
     tensors: Tensors = {}
     for number, head in enumerate(heads.heads):
         for layer, linear in enumerate(head.blocks):
-            name = block.format(head=number, layer=layer)
-            tensors[f"{name}.weight"] = linear.weight
-            if linear.bias is not None:
-                tensors[f"{name}.bias"] = linear.bias
+            tensors |= _split(linear, {block.format(head=number, layer=layer): len(unpacked(linear).weight)})
         tensors[output.format(head=number, layer=len(head.blocks))] = unpacked(head.output).weight
     return tensors

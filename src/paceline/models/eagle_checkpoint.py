@@ -17,58 +17,69 @@ from paceline.models.head_checkpoint import (
     check_hidden,
     check_vocabulary,
     checked_ids,
-    linear,
     opened,
-    target_rows,
     unnamed_rows,
 )
 from paceline.models.head_files import HeadFiles, last_dimension
 from paceline.models.head_layer import HeadLayer
+from paceline.models.head_matrices import HeadMatrices
 from paceline.models.heads import DraftVocabulary, Eagle3Head, Eagle3Options, Eagle3Weights, EagleHead
 from paceline.models.hf_config import config_from_hf
 from paceline.models.origin import own_settings
-from paceline.ops.dense import plain_linear
 from paceline.ops.packed import AnyLinear, is_packed
 from paceline.values import shown
 
 _AUX_KEY = "eagle_aux_hidden_state_layer_ids"
 
 
-def load_eagle(name: str, target: Decoder) -> EagleHead:
-    """An EAGLE-1 or -2 head for `target`: the two differ in how their trees grow alone. Raises PacelineError."""
+def load_eagle(name: str, target: Decoder, draft_dtype: str | None = None) -> EagleHead:
+    """An EAGLE-1 or -2 head for `target`: the two differ in how their trees grow alone.
+
+    `draft_dtype`: see `HeadMatrices.of`. Raises PacelineError.
+    """
+    matrices = HeadMatrices.of(target, draft_dtype)
     files = opened(name, "eagle")
     own_settings(files.config, files.where)
     config, size = eagle_layer(files, target.config), target.config.hidden_size
-    fc = linear(target, files.take("fc.weight", size, 2 * size), files.find("fc.bias", size))
-    embedding = _embedding(files, target, size)
-    layer = _layer(files, config, size, target)
+    fc = matrices.linear(files.take("fc.weight", size, 2 * size), files.find("fc.bias", size))
+    embedding = _embedding(files, target, size, matrices)
+    layer = HeadLayer(config, layer_weights(files, config, size), matrices)
     own = files.find("lm_head.weight", files.rows("lm_head.weight"), size)
     files.drop("layer.self_attn.rotary_emb.inv_freq")
     files.check_empty(KINDS["eagle"])
-    return EagleHead(layer, embedding, fc, target.head if own is None else linear(target, own))
+    output = matrices.target_output(target, None) if own is None else matrices.linear(own, finely=True)
+    return EagleHead(layer, embedding, fc, output)
 
 
-def load_eagle3(name: str, target: Decoder, aux_layers: Sequence[int] | None = None) -> Eagle3Head:
-    """An EAGLE-3 head for `target`. `aux_layers`: whose outputs it reads, where its config is wrong or silent."""
+def load_eagle3(
+    name: str, target: Decoder, aux_layers: Sequence[int] | None = None, draft_dtype: str | None = None
+) -> Eagle3Head:
+    """An EAGLE-3 head for `target`.
+
+    aux_layers: whose outputs it reads, where its config is wrong or silent. draft_dtype: see `HeadMatrices.of`. Raises
+    PacelineError.
+    """
+    matrices = HeadMatrices.of(target, draft_dtype)
     files = opened(name, "eagle3")
     config, options = eagle3_layer(files, target.config, aux_layers)
     size, fused = config.hidden_size, len(options.aux_layers) * target.config.hidden_size
+    num_fuse_norms = len(options.aux_layers) if has_norm(files, "fc_norm", "fc_norm.0.weight") else 0
 
     def norm(key: str, width: int = size) -> torch.Tensor:
-        return files.take(key, width).to(target.device, target.dtype)
+        return matrices.numbers(files.take(key, width))
 
-    vocabulary, output = _eagle3_output(files, target, size)
+    vocabulary, output = _eagle3_output(files, target, size, matrices)
     weights = Eagle3Weights(
-        embedding=_embedding(files, target, size),
-        fc=linear(target, files.take("fc.weight", size, fused), files.find("fc.bias", size)),
-        fuse_norms=_fuse_norms(files, len(options.aux_layers), target),
+        embedding=_embedding(files, target, size, matrices),
+        fc=matrices.linear(files.take("fc.weight", size, fused), files.find("fc.bias", size)),
+        fuse_norms=tuple(norm(f"fc_norm.{i}.weight", target.config.hidden_size) for i in range(num_fuse_norms)),
         input_norm=norm("input_norm.weight", fused) if has_norm(files, "norm_before_fc", "input_norm.weight") else None,
         embedding_norm=norm("layer.input_layernorm.weight"),
         feature_norm=norm("layer.hidden_norm.weight"),
         output_norm=norm("norm.weight"),
         output=output,
     )
-    layer = _layer(files, config, 2 * size, target)
+    layer = HeadLayer(config, layer_weights(files, config, 2 * size), matrices)
     files.drop("layer.self_attn.rotary_emb.inv_freq")
     files.check_empty(KINDS["eagle3"])
     return Eagle3Head(layer, weights, vocabulary, options)
@@ -183,10 +194,6 @@ def _beside(target: ModelConfig, raw: Mapping[str, Any]) -> Iterator[None]:
         ) from error
 
 
-def _layer(files: HeadFiles, config: ModelConfig, attention_width: int, target: Decoder) -> HeadLayer:
-    return HeadLayer(config, layer_weights(files, config, attention_width), target.dtype, target.device)
-
-
 def layer_weights(files: HeadFiles, config: ModelConfig, attention_width: int) -> dict[str, torch.Tensor]:
     """Take the layer's tensors; `attention_width`: of what attention reads. Raises PacelineError for what is amiss."""
     size, inner = config.hidden_size, config.intermediate_size
@@ -215,26 +222,27 @@ def layer_weights(files: HeadFiles, config: ModelConfig, attention_width: int) -
     return weights
 
 
-def _embedding(files: HeadFiles, target: Decoder, size: int) -> torch.Tensor:
+def _embedding(files: HeadFiles, target: Decoder, size: int, matrices: HeadMatrices) -> torch.Tensor:
     """The head's own, or the target's where it has none; an exact copy of the target's is not held twice."""
     own = files.find("embed_tokens.weight", files.rows("embed_tokens.weight"), size)
     if own is None:
         check_hidden(files, "there is no embed_tokens.weight, and hidden_size", size, target.config.hidden_size)
         return target.embedding
-    own = own.to(target.device, target.dtype)
-    same = not is_packed(target.embedding) and torch.equal(own, target.embedding)
-    return target.embedding if same else own
+    same = not is_packed(target.embedding) and torch.equal(own.to(target.device, target.dtype), target.embedding)
+    return target.embedding if same else matrices.numbers(own)
 
 
-def _eagle3_output(files: HeadFiles, target: Decoder, size: int) -> tuple[DraftVocabulary, AnyLinear]:
+def _eagle3_output(
+    files: HeadFiles, target: Decoder, size: int, matrices: HeadMatrices
+) -> tuple[DraftVocabulary, AnyLinear]:
     """Without rows of its own, the head reads the target's."""
     rows = files.rows("lm_head.weight")
     d2t, t2d = files.find("d2t", files.rows("d2t")), files.find("t2d", files.rows("t2d"))
     whole = DraftVocabulary(target.config.vocab_size)
     vocabulary = whole if d2t is None else _draft_vocabulary(files, d2t, t2d, target)
     if not rows:
-        return vocabulary, target_rows(target, vocabulary)
-    return vocabulary, plain_linear(files.take("lm_head.weight", rows, size).to(target.device, target.dtype))
+        return vocabulary, matrices.target_output(target, vocabulary.ids)
+    return vocabulary, matrices.linear(files.take("lm_head.weight", rows, size), finely=True)
 
 
 def _draft_vocabulary(
@@ -271,10 +279,3 @@ def _aux_layers(files: HeadFiles, num_layers: int, chosen: Sequence[int] | None)
             hint="set aux_hidden_layers to the layers whose outputs the head was trained on",
         )
     return layers
-
-
-def _fuse_norms(files: HeadFiles, count: int, target: Decoder) -> tuple[torch.Tensor, ...]:
-    if not has_norm(files, "fc_norm", "fc_norm.0.weight"):
-        return ()
-    width = target.config.hidden_size
-    return tuple(files.take(f"fc_norm.{i}.weight", width).to(target.device, target.dtype) for i in range(count))

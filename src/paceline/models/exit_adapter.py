@@ -7,11 +7,11 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder
-from paceline.models.head_checkpoint import KINDS, checked_ids, linear, opened, target_rows
+from paceline.models.head_checkpoint import KINDS, checked_ids, opened
+from paceline.models.head_matrices import HeadMatrices
 from paceline.models.heads import DraftVocabulary
 from paceline.models.origin import own_settings
 from paceline.ops.activation import silu
-from paceline.ops.dense import PlainLinear, plain_linear
 from paceline.ops.norm import rms_norm
 from paceline.ops.packed import AnyLinear
 
@@ -25,8 +25,8 @@ class ExitAdapter:
 
     num_layers: int
     input_norm: torch.Tensor
-    down: PlainLinear
-    up: PlainLinear
+    down: AnyLinear
+    up: AnyLinear
     output_norm: torch.Tensor
     output: AnyLinear
     vocabulary: DraftVocabulary
@@ -34,6 +34,7 @@ class ExitAdapter:
 
     def read(self, hidden: torch.Tensor) -> torch.Tensor:
         """States as the output layer reads them: [n, d] → [n, d]."""
+        hidden = hidden.to(self.input_norm.dtype)
         hidden = hidden + self.up(silu(self.down(rms_norm(hidden, self.input_norm, self.eps))))
         return rms_norm(hidden, self.output_norm, self.eps)
 
@@ -43,23 +44,29 @@ class ExitAdapter:
 
 
 def make_adapter(
-    tensors: Mapping[str, torch.Tensor], num_layers: int, output: AnyLinear, vocabulary: DraftVocabulary, eps: float
+    tensors: Mapping[str, torch.Tensor],
+    matrices: HeadMatrices,
+    num_layers: int,
+    output: AnyLinear,
+    vocabulary: DraftVocabulary,
+    eps: float,
 ) -> ExitAdapter:
     """Of tensors by their names in a checkpoint."""
     return ExitAdapter(
         num_layers,
-        tensors["exit.input_norm.weight"],
-        plain_linear(tensors["exit.down.weight"]),
-        plain_linear(tensors["exit.up.weight"]),
-        tensors["exit.norm.weight"],
+        matrices.numbers(tensors["exit.input_norm.weight"]),
+        matrices.linear(tensors["exit.down.weight"]),
+        matrices.linear(tensors["exit.up.weight"]),
+        matrices.numbers(tensors["exit.norm.weight"]),
         output,
         vocabulary,
         eps,
     )
 
 
-def load_exit_adapter(name: str, target: Decoder) -> ExitAdapter:
-    """Our own format; nobody else publishes one. Raises PacelineError."""
+def load_exit_adapter(name: str, target: Decoder, draft_dtype: str | None = None) -> ExitAdapter:
+    """Our own format; nobody else publishes one. `draft_dtype`: see `HeadMatrices.of`. Raises PacelineError."""
+    matrices = HeadMatrices.of(target, draft_dtype)
     files = opened(name, "early_exit")
     own = own_settings(files.config, files.where)
     if own is None or not isinstance(own.get("early_exit_layer"), int):
@@ -72,12 +79,12 @@ def load_exit_adapter(name: str, target: Decoder) -> ExitAdapter:
         "exit.up.weight": (size, inner),
         "exit.norm.weight": (size,),
     }
-    tensors = {key: linear(target, files.take(key, *shape)).weight for key, shape in shapes.items()}
+    tensors = {key: files.take(key, *shape) for key, shape in shapes.items()}
     token_map = files.find("token_map", files.rows("token_map"))
     files.check_empty(KINDS["early_exit"])
     vocabulary = DraftVocabulary(vocab_size)
     if token_map is not None:
         ids = checked_ids(files, "token_map", token_map, vocab_size).long().to(target.device)
         vocabulary = DraftVocabulary(vocab_size, ids)
-    output = target_rows(target, vocabulary)
-    return make_adapter(tensors, own["early_exit_layer"], output, vocabulary, target.config.rms_norm_eps)
+    output = matrices.target_output(target, vocabulary.ids)
+    return make_adapter(tensors, matrices, own["early_exit_layer"], output, vocabulary, target.config.rms_norm_eps)

@@ -12,10 +12,9 @@ import torch
 from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder
 from paceline.models.head_files import HeadFiles, last_dimension, open_head
+from paceline.models.head_matrices import HeadMatrices
 from paceline.models.heads import DraftVocabulary, MedusaHead, MedusaHeads
 from paceline.models.origin import own_settings
-from paceline.ops.dense import PlainLinear, plain_linear
-from paceline.ops.packed import AnyLinear, PackedLinear
 from paceline.values import shown
 
 KINDS = {
@@ -30,12 +29,13 @@ _BLOCK = re.compile(r"(?:(\d+)\.(\d+)\.linear|blocks\.(\d+)\.layers\.(\d+))\.(we
 OUTPUT = re.compile(r"(?:(\d+)\.\d+|lm_heads\.(\d+))\.weight")
 
 
-def load_medusa(name: str, target: Decoder) -> MedusaHeads:
+def load_medusa(name: str, target: Decoder, draft_dtype: str | None = None) -> MedusaHeads:
     """Medusa heads for `target`: the original `medusa_lm_head.pt` or its safetensors, or vLLM's.
 
     How many heads there are, and whether they have output layers of their own, the tensors tell: published configs are
-    wrong about it. Raises PacelineError.
+    wrong about it. `draft_dtype`: see `HeadMatrices.of`. Raises PacelineError.
     """
+    matrices = HeadMatrices.of(target, draft_dtype)
     files = opened(name, "medusa")
     settings = own_settings(files.config, files.where) or {}
     hidden, vocab_size = target.config.hidden_size, target.config.vocab_size
@@ -60,7 +60,7 @@ def load_medusa(name: str, target: Decoder) -> MedusaHeads:
     shares = settings.get("output_layer") == "target"
     vocabulary = _medusa_vocabulary(files, outputs, token_map, vocab_size, target.device, shares)
     # without output layers of their own all heads read the target's, of a reduced vocabulary its rows
-    whole = target_rows(target, vocabulary)
+    shared_output = None if outputs else matrices.target_output(target, vocabulary.ids)
     heads = []
     count = max((*blocks, *outputs)) + 1
     for head in range(count):
@@ -70,9 +70,10 @@ def load_medusa(name: str, target: Decoder) -> MedusaHeads:
         missing = next((layer for layer in range(max(own) + 1) if "weight" not in own.get(layer, {})), None)
         if missing is not None:
             raise PacelineError(f"{files.where}: head {head} lacks the weight of its block {missing}")
-        layers = tuple(linear(target, own[layer]["weight"], own[layer].get("bias")) for layer in range(len(own)))
-        heads.append(MedusaHead(layers, linear(target, _selected(outputs[head], token_map)) if outputs else whole))
-    return MedusaHeads(tuple(heads), vocabulary)
+        layers = tuple(matrices.linear(own[layer]["weight"], own[layer].get("bias")) for layer in range(len(own)))
+        output = shared_output or matrices.linear(_selected(outputs[head], token_map), finely=True)
+        heads.append(MedusaHead(layers, output))
+    return MedusaHeads(tuple(heads), vocabulary, matrices.dtype)
 
 
 def _medusa_vocabulary(
@@ -201,17 +202,3 @@ def check_vocabulary(files: HeadFiles, what: str, theirs: object, target: int) -
 def is_same_vocabulary(one: int, other: int) -> bool:
     """Whether two sizes may be one vocabulary's: paddings differ, and a few tokens are added."""
     return abs(one - other) <= min(512, max(one, other) // 4)
-
-
-def target_rows(target: Decoder, vocabulary: DraftVocabulary) -> AnyLinear:
-    """The target's output layer, for a reduced vocabulary its rows alone; those of a packed one are held as bf16."""
-    head, ids = target.head, vocabulary.ids
-    if ids is None:
-        return head
-    return plain_linear(head.rows(ids) if isinstance(head, PackedLinear) else head.weight[ids])
-
-
-def linear(target: Decoder, weight: torch.Tensor, bias: torch.Tensor | None = None) -> PlainLinear:
-    return plain_linear(
-        weight.to(target.device, target.dtype), None if bias is None else bias.to(target.device, target.dtype)
-    )

@@ -7,10 +7,11 @@ import torch
 
 from paceline.models.cache import KVPool, SequenceCache
 from paceline.models.config import ModelConfig, inverse_frequencies
+from paceline.models.head_matrices import HeadMatrices
 from paceline.ops.attention import BLOCK
-from paceline.ops.dense import PlainLinear, plain_linear
 from paceline.ops.fused import operators_for
 from paceline.ops.operators import AttentionLayer, Operators, Step
+from paceline.ops.packed import AnyLinear
 from paceline.ops.rotary import Rope
 from paceline.ops.twins import TorchOperators, queries_keys_values
 
@@ -35,20 +36,20 @@ class HeadLayer:
     """Attention and feed-forward; what they read and what they are added to is the head's business.
 
     weights: the checkpoint's, without the layer's prefix. Biases and q/k norms are used where there are some. What is
-    around the attention (`project`, `finish`) is differentiable, in torch's operators: training puts another attention
-    between.
+    around the attention (`project`, `finish`) is in torch's operators, and differentiable where matrices are numbers:
+    training puts another attention between.
     """
 
-    def __init__(
-        self, config: ModelConfig, weights: Mapping[str, torch.Tensor], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        held = {name: tensor.to(device, dtype) for name, tensor in weights.items()}
+    def __init__(self, config: ModelConfig, weights: Mapping[str, torch.Tensor], matrices: HeadMatrices) -> None:
+        def linear(*names: str) -> AnyLinear:
+            biases = [weights[f"{name}.bias"] for name in names if f"{name}.bias" in weights]
+            weight = torch.cat([weights[f"{name}.weight"] for name in names])
+            return matrices.linear(weight, torch.cat(biases) if biases else None)
 
-        def linear(*names: str) -> PlainLinear:
-            biases = [held[f"{name}.bias"] for name in names if f"{name}.bias" in held]
-            weight = torch.cat([held[f"{name}.weight"] for name in names])
-            return plain_linear(weight, torch.cat(biases) if biases else None)
+        def norm(name: str) -> torch.Tensor | None:
+            return matrices.numbers(weights[name]) if name in weights else None
 
+        dtype, device = matrices.dtype, matrices.device
         self.config, self.dtype, self.device = config, dtype, device
         self.compute_dtype = torch.float32 if dtype == torch.bfloat16 else dtype
         self.operators, self._twins = operators_for(dtype, device), TorchOperators(dtype)
@@ -56,8 +57,8 @@ class HeadLayer:
         self.output = linear("self_attn.o_proj")
         self.gate_up = linear("mlp.gate_proj", "mlp.up_proj")
         self.down = linear("mlp.down_proj")
-        self.mlp_norm = held["post_attention_layernorm.weight"]
-        self.q_norm, self.k_norm = held.get("self_attn.q_norm.weight"), held.get("self_attn.k_norm.weight")
+        self.mlp_norm = matrices.numbers(weights["post_attention_layernorm.weight"])
+        self.q_norm, self.k_norm = norm("self_attn.q_norm.weight"), norm("self_attn.k_norm.weight")
         frequencies, factor = inverse_frequencies(config.rope, config.head_dim, config.max_context)
         self.attention = AttentionLayer(
             0,

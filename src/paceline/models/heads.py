@@ -1,6 +1,7 @@
 """The networks of draft heads: Medusa's, EAGLE-1/2's and EAGLE-3's, on top of a target's hidden states.
 
-A head shares the target's precision and device, and where its checkpoint leaves them out, its embedding and output.
+A head shares the target's device, and where its checkpoint leaves them out, its embedding and output; its precision is
+its own (`models.head_matrices`).
 Only passes over a cache run in inference mode: the rest is differentiable, and training computes with these classes.
 """
 
@@ -12,7 +13,6 @@ import torch
 
 from paceline.models.head_layer import HeadLayer, HeadRows
 from paceline.ops.activation import silu
-from paceline.ops.dense import PlainLinear
 from paceline.ops.packed import AnyLinear, look_up
 
 
@@ -33,16 +33,14 @@ class DraftVocabulary:
         """[n, D] → [n, V], −∞ for tokens that the head never drafts."""
         if self.ids is None:
             return logits
-        full = logits.new_full((len(logits), self.size), -torch.inf)
-        full[:, self.ids] = logits
-        return full
+        return logits.new_full((len(logits), self.size), -torch.inf).index_copy_(1, self.ids, logits)
 
 
 @dataclass(frozen=True, slots=True)
 class MedusaHead:
     """y ← y + SiLU(W y + b) block by block, then an output layer (2401.10774, §3.1)."""
 
-    blocks: tuple[PlainLinear, ...]
+    blocks: tuple[AnyLinear, ...]
     output: AnyLinear
 
 
@@ -52,6 +50,7 @@ class MedusaHeads:
 
     heads: tuple[MedusaHead, ...]
     vocabulary: DraftVocabulary
+    dtype: torch.dtype  # of states
 
     def logits(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         """Logits [n, V] of head `index`; `hidden` [n, d]: what the target's output layer reads."""
@@ -59,6 +58,7 @@ class MedusaHeads:
 
     def states(self, index: int, hidden: torch.Tensor) -> torch.Tensor:
         """What head `index`'s output layer reads: [n, d]."""
+        hidden = hidden.to(self.dtype)
         for block in self.heads[index].blocks:
             hidden = hidden + silu(block(hidden))
         return hidden
@@ -100,14 +100,14 @@ class EagleHead:
 
     hidden_layers: tuple[int, ...] = (-1,)
 
-    def __init__(self, layer: HeadLayer, embedding: torch.Tensor, fc: PlainLinear, output: AnyLinear) -> None:
+    def __init__(self, layer: HeadLayer, embedding: torch.Tensor, fc: AnyLinear, output: AnyLinear) -> None:
         self.layer, self.embedding, self.fc, self.output = layer, embedding, fc, output
 
     def fuse(self, hidden: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        return hidden[-1]
+        return hidden[-1].to(self.layer.dtype)
 
     def inputs(self, tokens: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        x = self.fc(torch.cat((look_up(tokens, self.embedding), features), dim=-1))
+        x = self.fc(torch.cat((look_up(tokens, self.embedding).to(features.dtype), features), dim=-1))
         return x, x
 
     @torch.inference_mode()
@@ -143,7 +143,7 @@ class Eagle3Weights:
     """Besides the layer's. `fuse_norms`: of each fused state (EAGLE-3.1); `input_norm`: of all of them together."""
 
     embedding: torch.Tensor
-    fc: PlainLinear
+    fc: AnyLinear
     fuse_norms: tuple[torch.Tensor, ...]
     input_norm: torch.Tensor | None
     embedding_norm: torch.Tensor
@@ -167,7 +167,7 @@ class Eagle3Head:
 
     def fuse(self, hidden: Mapping[int, torch.Tensor]) -> torch.Tensor:
         w = self.weights
-        states = [hidden[layer] for layer in self.hidden_layers]
+        states = [hidden[layer].to(self.layer.dtype) for layer in self.hidden_layers]
         if w.fuse_norms:
             states = [self.layer.norm(state, norm) for state, norm in zip(states, w.fuse_norms, strict=True)]
         x = torch.cat(states, dim=-1)
@@ -176,7 +176,8 @@ class Eagle3Head:
     def inputs(self, tokens: torch.Tensor, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         w = self.weights
         normed = self.layer.norm(features, w.feature_norm)
-        x = torch.cat((self.layer.norm(look_up(tokens, w.embedding), w.embedding_norm), normed), dim=-1)
+        embedded = look_up(tokens, w.embedding).to(features.dtype)
+        x = torch.cat((self.layer.norm(embedded, w.embedding_norm), normed), dim=-1)
         return x, normed if self.options.norm_before_residual else features
 
     @torch.inference_mode()

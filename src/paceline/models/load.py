@@ -16,13 +16,13 @@ from paceline.models.download import pull
 from paceline.models.home import Progress, silent
 from paceline.models.hub import WITHOUT_WEIGHTS, HubId
 from paceline.models.packing import PACKED, check_packed_runs, packed_runs
+from paceline.models.precision import precision_of
 from paceline.models.probe import ProbeResult, probe
 from paceline.models.sources import PRECISIONS, FolderSource, GGUFSource, ModelSource
 from paceline.models.tokenizer import Tokenizer
 from paceline.ops.packed import GROUP
 from paceline.values import is_whole, shown
 
-_SPELLINGS = {"bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
 # Gemma 3's text models share the multimodal ones' tokenizer, whose placeholder for images they have no row for
 _PLACEHOLDERS = {"<image_soft_token>"}
 
@@ -138,7 +138,7 @@ def load_source(
 ) -> LoadedModel:
     """Load what `find` yields, once the other arguments have proved good; as `load_model`."""
     start = time.perf_counter()
-    precision = _precision(dtype)
+    precision = precision_of(dtype)
     place = _device(device)
     if precision is not None:
         check_packed_runs(precision, place)
@@ -174,15 +174,6 @@ def _check_tokenizer_fits(name: str, config: ModelConfig, tokenizer: Tokenizer |
             f"{name}: its tokenizer has {tokenizer.vocab_size} tokens, the model's vocabulary {config.vocab_size}",
             hint="it is another model's tokenizer, or tokens were added to it and no rows to the embeddings",
         )
-
-
-def _precision(dtype: str) -> str | None:
-    if dtype == "auto":
-        return None
-    name = _SPELLINGS.get(dtype, dtype)
-    if name not in PRECISIONS:
-        raise PacelineError(f"unknown dtype {shown(dtype)}", hint=f"known: auto, {', '.join(PRECISIONS)}")
-    return name
 
 
 def _device(device: str) -> torch.device:

@@ -11,7 +11,7 @@ from paceline.ops.packed import BF16, pack
 _Q4_1, _Q8_0 = 3, 8
 # precision → the type that matrices are made into; embeddings and output keep 8 bits, which they need most
 PACKED = {"file": BF16, "int8": _Q8_0, "int4": _Q4_1}
-_FINER = {"model.embed_tokens.weight": _Q8_0, "lm_head.weight": _Q8_0}
+_FINE = ("model.embed_tokens.weight", "lm_head.weight")
 _GROUP = 32
 _CHUNK = 1 << 20  # elements quantised at a time
 
@@ -36,15 +36,15 @@ def packed_runs(device: torch.device) -> bool:
 def pack_weights(weights: Iterable[tuple[str, torch.Tensor]], precision: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Matrices as `precision` holds them, all else as it comes; "file" packs unquantised weights as bf16."""
     for name, tensor in weights:
-        if tensor.dim() != 2:
-            yield name, tensor
-            continue
-        inner = tensor.shape[1]
-        kind = PACKED[precision]
-        if kind != BF16:
-            kind = _FINER.get(name, kind) if inner % _GROUP == 0 else BF16
-        rows = tensor.to(torch.bfloat16) if kind == BF16 else quantise(tensor, kind)
-        yield name, pack(rows, kind, inner)
+        yield name, tensor if tensor.dim() != 2 else pack_matrix(tensor, precision, name in _FINE)
+
+
+def pack_matrix(weight: torch.Tensor, precision: str, finely: bool = False) -> torch.Tensor:
+    """[out, inner] as `precision` holds it, `finely` in 8 bits at least; in bf16 where rows make no whole groups."""
+    inner, kind = weight.shape[1], PACKED[precision]
+    if kind != BF16:
+        kind = BF16 if inner % _GROUP else _Q8_0 if finely else kind
+    return pack(weight.to(torch.bfloat16) if kind == BF16 else quantise(weight, kind), kind, inner)
 
 
 def quantise(weight: torch.Tensor, type_id: int) -> torch.Tensor:

@@ -4,6 +4,7 @@ import torch
 
 from paceline.models.config import ModelConfig
 from paceline.models.head_layer import HeadLayer
+from paceline.models.head_matrices import HeadMatrices
 from paceline.train.recipe import Initial, Parameters, in_one_call
 
 
@@ -30,6 +31,6 @@ def trained_layer(parameters: Parameters, config: ModelConfig, prefix: str) -> H
     """The layer that inference runs, made of the trained tensors."""
     own = {name.removeprefix(prefix): tensor for name, tensor in parameters.items() if name.startswith(prefix)}
     some = next(iter(own.values()))
-    layer = HeadLayer(config, own, some.dtype, some.device)
+    layer = HeadLayer(config, own, HeadMatrices(some.dtype, some.device))
     in_one_call((layer.qkv, layer.output, layer.gate_up, layer.down))
     return layer

@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import torch
 
 from paceline.models.decoder import Decoder
-from paceline.ops.dense import PlainLinear
 from paceline.ops.linear import Linear
 from paceline.ops.packed import AnyLinear, unpacked
 from paceline.train.batch import Batch
@@ -66,7 +65,7 @@ def trainable(tensors: Mapping[str, torch.Tensor]) -> Parameters:
     return {name: tensor.detach().clone().requires_grad_() for name, tensor in tensors.items()}
 
 
-def in_one_call(linears: Iterable[PlainLinear]) -> None:
+def in_one_call(linears: Iterable[AnyLinear]) -> None:
     """Training needs no rows that are the same in any company: a product over all rows at once is far cheaper."""
     for linear in linears:
         if isinstance(linear, Linear):

@@ -15,6 +15,7 @@ import torch
 from paceline.errors import PacelineError
 from paceline.models.decoder import Decoder
 from paceline.models.exit_adapter import ExitAdapter, make_adapter
+from paceline.models.head_matrices import HeadMatrices
 from paceline.models.heads import DraftVocabulary
 from paceline.models.origin import Origin
 from paceline.ops.linear import Linear
@@ -91,7 +92,8 @@ class EarlyExitRecipe(Recipe):
     def adapter(self) -> ExitAdapter:
         """The adapter that inference drafts with, made of the trained tensors: gradients reach them."""
         eps, output = self.target.config.rms_norm_eps, Linear(self.output)
-        adapter = make_adapter(self._tensors(), self.settings.num_layers, output, self.vocabulary, eps)
+        matrices = HeadMatrices(self.output.dtype, self.output.device)
+        adapter = make_adapter(self._tensors(), matrices, self.settings.num_layers, output, self.vocabulary, eps)
         in_one_call((adapter.down, adapter.up, output))
         return adapter
 

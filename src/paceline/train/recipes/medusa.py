@@ -77,7 +77,7 @@ class MedusaRecipe(Recipe):
             blocks = tuple(Linear(p[f"{name}.weight"], p[f"{name}.bias"]) for name in names)
             in_one_call((*blocks, shared))
             heads.append(MedusaHead(blocks, shared))
-        return MedusaHeads(tuple(heads), self.vocabulary)
+        return MedusaHeads(tuple(heads), self.vocabulary, output.dtype)
 
     def learn(self, batch: Batch) -> Outcome:
         return self.learn_from(batch, self._hidden(batch), self.output)
