@@ -115,7 +115,8 @@ def test_sampled_answers_are_the_same_too(bench: Callable[..., Any]) -> None:
 
 def test_a_draft_model_and_a_configuration(bench: Callable[..., Any], tiny_llama_dir: Path) -> None:
     """The target as its own draft model: every draft is right."""
-    config = json.dumps({"method": "draft_model", "model": str(tiny_llama_dir), "num_draft_tokens": 2, "label": "two"})
+    sure = {"method": "draft_model", "model": str(tiny_llama_dir), "draft_confidence_threshold": 0}
+    config = json.dumps(sure | {"num_draft_tokens": 2, "label": "two"})
     status, out, err = bench(
         "--methods", "draft_model", "--draft-model", str(tiny_llama_dir), "-k", "5", "--method-config", config
     )
@@ -124,7 +125,9 @@ def test_a_draft_model_and_a_configuration(bench: Callable[..., Any], tiny_llama
         for row in rows(last_line(out), arm=label):
             if row["answers"]:
                 assert row["acceptance"]["rate"] == 1
-                assert row["acceptance"]["by_position"] == [1.0] * count
+                found = row["acceptance"]["by_position"]
+                assert found == [1.0] * len(found)
+                assert len(found) == count or label == "draft_model"  # which ends its drafts where it is in doubt
 
 
 def test_another_engine_beside_ours(bench: Callable[..., Any]) -> None:
@@ -236,7 +239,7 @@ def test_a_drafter_that_fails_is_told(bench: Callable[..., Any], monkeypatch: py
         (["--seed", "-1"], "--seed is -1"),
         (["--prompts", "no-such-file"], "no-such-file: No such file"),
         (["--output", "no/such/folder/x"], "--output no/such/folder/x"),
-        (["--dtype", "int3"], "--dtype int3"),
+        (["--dtype", "int3"], "unknown --dtype 'int3'"),
         (["--raw"], "2 turns, and --raw completes a single text"),
     ],
 )

@@ -108,7 +108,16 @@ def test_the_method_changes_nothing_but_the_passes(as_json: Callable[..., Any], 
         ["--num-draft-tokens", "1"],
         [],
         ["--draft-model", str(tiny_llama_dir)],
-        ["--method", "draft_model", "--draft-model", str(tiny_llama_dir), "--num-draft-tokens", "8"],
+        [
+            "--method",
+            "draft_model",
+            "--draft-model",
+            str(tiny_llama_dir),
+            "--num-draft-tokens",
+            "8",
+            "--draft-confidence-threshold",
+            "0",
+        ],
     ):
         answer = as_json(*common, *options)
         assert answer["token_ids"] == plain["token_ids"]
@@ -220,6 +229,8 @@ def test_statistics(generate: Callable[..., Any], tiny_llama_dir: Path) -> None:
         "draft_model",
         "--draft-model",
         str(tiny_llama_dir),
+        "--draft-confidence-threshold",
+        "0",
         "-k",
         "4",
         "--stats",
