@@ -154,7 +154,7 @@ static bool make_codes(int rows, int inner, Codes* c) {
   c->codes = reinterpret_cast<int8_t*>(at), at += groups * STEP;
   c->scales = reinterpret_cast<float*>(at), at += one;
   c->totals = reinterpret_cast<float*>(at), at += one;
-  c->sums = reinterpret_cast<int32_t*>(at);
+  c->sums = reinterpret_cast<int16_t*>(at);
   return true;
 }
 

@@ -47,19 +47,24 @@ static inline __m512i dot(__m512i sum, const __m512i* codes, const int8_t* x) {
   return sum;
 }
 
-// 16 outputs of a step with one row, before the activations' scale. Unsigned codes are `offset` too large.
+// What unsigned codes, `offset` too large, make too much of, off BASE. `sums`: two of 16 bits; parts that count are not 0.
+static inline __m512i less(const int16_t* sums, int first, int second) {
+  int32_t both;
+  memcpy(&both, sums, 4);
+  __m512i base = _mm512_set1_epi32(BASE_BITS), offsets = _mm512_set1_epi32((first & 0xffff) | second << 16);
+  return first || second ? _mm512_dpwssd_epi32(base, offsets, _mm512_set1_epi32(both)) : base;
+}
+
+// 16 outputs of a step with one row, before the activations' scale.
 template <uint32_t TYPE>
-static inline __m512 part_of(const __m512i* codes, const int8_t* x, const int32_t* sums, const float* scales) {
+static inline __m512 part_of(const __m512i* codes, const int8_t* x, const int16_t* sums, const float* scales) {
   constexpr Format f = format_of(TYPE);
   constexpr int offset = f.bits == 8 ? 128 : f.offset;
-  if constexpr (f.group == STEP) {
-    __m512i sum = dot<0, 8>(_mm512_set1_epi32(-offset * (sums[0] + sums[1])), codes, x);
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_load_ps(scales));
-  }
-  __m512i first = dot<0, 4>(_mm512_set1_epi32(-offset * sums[0]), codes, x);
-  __m512i second = dot<4, 4>(_mm512_set1_epi32(-offset * sums[1]), codes, x);
-  __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(first), _mm512_load_ps(scales));
-  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), _mm512_load_ps(scales + UNIT), part);
+  __m512 scale = _mm512_load_ps(scales);
+  if constexpr (f.group == STEP) return scaled(dot<0, 8>(less(sums, -offset, -offset), codes, x), scale);
+  __m512i second = dot<4, 4>(less(sums, 0, -offset), codes, x);
+  __m512 part = scaled(dot<0, 4>(less(sums, -offset, 0), codes, x), scale);
+  return _mm512_fmadd_ps(to_float(second), _mm512_load_ps(scales + UNIT), part);
 }
 
 // A chunk with M rows of one block.
