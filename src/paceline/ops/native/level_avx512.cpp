@@ -94,19 +94,6 @@ static void chunk_rows(const uint8_t* unit, int steps, const Scales& s, const Co
   }
 }
 
-// Calls rows<M, …>(…) with M = `count` of 1 … 8.
-#define PACELINE_FOR_ROWS(count, rows, ...)                  \
-  switch (count) {                                           \
-    case 1: rows(1)(__VA_ARGS__); break;                     \
-    case 2: rows(2)(__VA_ARGS__); break;                     \
-    case 3: rows(3)(__VA_ARGS__); break;                     \
-    case 4: rows(4)(__VA_ARGS__); break;                     \
-    case 5: rows(5)(__VA_ARGS__); break;                     \
-    case 6: rows(6)(__VA_ARGS__); break;                     \
-    case 7: rows(7)(__VA_ARGS__); break;                     \
-    default: rows(8)(__VA_ARGS__);                           \
-  }
-
 template <uint32_t TYPE>
 static void quantised(const uint8_t* unit, int inner, const Activations& a, float* acc) {
   constexpr Format f = format_of(TYPE);
