@@ -134,7 +134,8 @@ static inline void decode_scales(const uint8_t* unit, int steps, Scales* s) {  /
 constexpr float BASE = 0x1.8p23f;
 constexpr int32_t BASE_BITS = 0x4b400000;
 
-// float(dot) · scale, rounded once: a scale has 19 bits at most, so that BASE · scale is exact.
+// float(dot) · scale, rounded once: a scale has 19 bits at most, so that BASE · scale is exact. (A scale that is not finite
+// makes NaN of all.)
 static inline __m512 scaled(__m512i dot, __m512 scale) {
   return _mm512_fmsub_ps(_mm512_castsi512_ps(dot), scale, _mm512_mul_ps(_mm512_set1_ps(BASE), scale));
 }
@@ -147,6 +148,8 @@ static inline __m512 add_part(__m512 acc, __m512 part, __m512 least, const float
   acc = _mm512_fmadd_ps(part, _mm512_set1_ps(*scale), acc);
   return MINS ? _mm512_fnmadd_ps(least, _mm512_set1_ps(*total), acc) : acc;
 }
+
+constexpr int ROWS = 8;  // that share decoded weights, or scales
 
 // Calls rows<M, …>(…) with M = `count` of 1 … 8.
 #define PACELINE_FOR_ROWS(count, rows, ...)                  \

@@ -8,9 +8,6 @@ namespace amx {
 
 constexpr int FEW = 8;  // rows that vectors are faster with; codes have the same products there
 
-#ifndef SPAN
-#define SPAN 8
-#endif
 // Compilers do not know that tile instructions read memory.
 static inline void settle(const void* read = nullptr) { asm volatile("" ::"r"(read) : "memory"); }
 
@@ -88,20 +85,21 @@ static void dense(const uint8_t* unit, int inner, const Activations& a, float* a
   _tile_release();
 }
 
-constexpr int TURN = 16;  // products of a tile of weights between two turns of vector instructions
+// Products of a tile of weights between two turns of vector instructions. Turns are long, since for some hundred cycles
+// behind a tile instruction floats are multiplied at half their rate; and what a turn holds stays in the nearest cache.
+constexpr int TURN = 8;
 
-// Some steps of a unit: their signed codes, and their products with a block of rows, which stand on BASE. All of it stays
-// in the nearest cache.
+// Some steps of a unit: their signed codes, and their products with a block of rows, from BASE on.
 template <uint32_t TYPE>
 struct Turn {
-  static constexpr int parts = STEP / format_of(TYPE).group, steps = TURN / 2 / parts;
-  alignas(64) __m512i codes[2][steps][8];             // [tile][step]
-  alignas(64) int32_t dots[2][steps * parts * 16][TILE];  // [tile][step, part, row]
-  Scales scales[2];                                   // of chunks, in turn
+  static constexpr int parts = STEP / format_of(TYPE).group, steps = TURN / parts;
+  alignas(64) __m512i codes[2][steps][8];            // [tile][step]
+  alignas(64) int32_t dots[2][TURN * 16][TILE];      // [tile][step, part, row]
+  Scales scales[2];                                  // of chunks, in turn
 };
 
-// What memory is asked for meanwhile: each part of what a turn has to do asks for its piece of every step's weights, since
-// requests all at once would wait for one another, and what is in the second cache for them.
+// What memory is asked for meanwhile: all that a turn does asks for its piece of each step's weights. Requests all at once
+// would wait for one another, and whatever else is not in the nearest cache for them.
 struct Ahead {
   const uint8_t* from;
   size_t step, piece;  // bytes
@@ -129,25 +127,29 @@ static void decode_turn(const uint8_t* unit, int first, int steps, int all, cons
     decode_scales<TYPE>(block_of(first), all - first < STEPS ? all - first : STEPS, &turn->scales[first / STEPS % 2]);
 }
 
-alignas(64) static const int32_t base_bits[TILE] = {BASE_BITS, BASE_BITS, BASE_BITS, BASE_BITS, BASE_BITS, BASE_BITS,
-                                                    BASE_BITS, BASE_BITS, BASE_BITS, BASE_BITS, BASE_BITS, BASE_BITS,
-                                                    BASE_BITS, BASE_BITS, BASE_BITS, BASE_BITS};
+struct Base {  // a row of a tile of sums before its products
+  int32_t bits[TILE] = {};
+  constexpr Base() {
+    for (int o = 0; o < TILE; o++) bits[o] = BASE_BITS;
+  }
+};
+alignas(64) static constexpr Base base;
 
 // Two products, of the activations at `x` with both tiles of weights. (Macros, since tiles are named by literals.)
 #define PACELINE_PRODUCTS(a, s0, s1, x, at) \
   _tile_loadd(a, x, STEP);                  \
-  _tile_loadd(s0, base_bits, 0);            \
+  _tile_loadd(s0, base.bits, 0);            \
   _tile_loadd(6, w0 + (at), 64);            \
   _tile_dpbssd(s0, a, 6);                   \
-  _tile_loadd(s1, base_bits, 0);            \
+  _tile_loadd(s1, base.bits, 0);            \
   _tile_loadd(7, w1 + (at), 64);            \
   _tile_dpbssd(s1, a, 7);
 #define PACELINE_SUMS(s0, s1, at)     \
   _tile_stored(s0, dots0 + (at), 64); \
   _tile_stored(s1, dots1 + (at), 64);
 
-// `count` steps' products with the block of `height` rows at `x`. Four are under way at a time: each takes long, and a tile
-// is not renamed. So there may be a step too many, which nobody reads.
+// Products of `count` steps with the block of `height` rows at `x`. Four are under way at a time: each takes long, and a tile
+// is not renamed; so there may be those of one step too many, which nobody reads.
 template <uint32_t TYPE>
 static inline void multiply(int count, const int8_t* x, int height, const Ahead& ahead, Turn<TYPE>* turn) {
   constexpr int parts = Turn<TYPE>::parts, steps = 2 / parts, vectors = 8 / parts;
@@ -173,7 +175,7 @@ static inline void multiply(int count, const int8_t* x, int height, const Ahead&
   settle();
 }
 
-// The sums of a turn's `count` steps are added to those of M rows, from row `row` of the block on.
+// What a turn's `count` steps, the unit's from `first` on, make of M rows from row `row` of the block on.
 template <int M, uint32_t TYPE>
 static void add_rows(const Turn<TYPE>& turn, int first, int count, int row, int height, const Rounded& x, const Ahead& ahead,
                      float* acc) {
@@ -209,8 +211,8 @@ static void quantised(const uint8_t* unit, int inner, const Activations& a, floa
   constexpr Format f = format_of(TYPE);
   constexpr int most = Turn<TYPE>::steps;
   Turn<TYPE> turn;
-  const int height = a.rounded.height, steps = inner / STEP;
-  const int groups = (height + 7) / 8, blocks = (a.rows + height - 1) / height, pieces = 1 + blocks * (1 + groups);
+  const int height = a.rounded.height, steps = inner / STEP, blocks = (a.rows + height - 1) / height;
+  const int pieces = 1 + blocks * (1 + (height + ROWS - 1) / ROWS);
   constexpr size_t step_bytes = 2 * f.tile_share();
   auto count_of = [&](int first) { return steps - first < most ? steps - first : most; };
   configure(height, height, f.group);
@@ -224,7 +226,7 @@ static void quantised(const uint8_t* unit, int inner, const Activations& a, floa
       if (m + height >= a.rows && first + count < steps)
         decode_turn<TYPE>(unit, first + count, count_of(first + count), steps, ahead, &turn);
       int rows = a.rows - m < height ? a.rows - m : height;
-      for (int row = 0; row < rows; row += 8) {
+      for (int row = 0; row < rows; row += ROWS) {
 #define PACELINE_ROWS(M) add_rows<M, TYPE>
         PACELINE_FOR_ROWS(rows - row, PACELINE_ROWS, turn, first, count, row, height, a.rounded.at(m + row, first),
                           ahead.part(part++), acc + (m + row) * UNIT)
