@@ -36,8 +36,8 @@ class Plan:
         *("--hold-aside", "24", "--save-every", "50"),
     )
     heads: tuple[tuple[str, ...], ...] = (
-        ("eagle3", "--epochs", "3", "--ttt-steps", "4"),
-        ("medusa", "--epochs", "2", "--num-blocks", "2", "--lr", "1e-2"),
+        ("eagle3", "--epochs", "2", "--ttt-steps", "4"),
+        ("medusa", "--epochs", "2", "--num-blocks", "2", "--lr", "3e-3"),
         ("early_exit", "--epochs", "1"),
     )
 

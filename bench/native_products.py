@@ -24,7 +24,7 @@ from paceline.ops.native import library
 from paceline.ops.packed import BF16, TYPES, PackedLinear, pack
 
 SHAPES = ((17920, 1536), (1536, 8960))  # gate and up, and down, of Qwen2.5-1.5B
-ROWS = (1, 2, 4, 6, 8, 16, 32)
+ROWS = (1, 2, 3, 4, 6, 8, 9, 12, 16, 24, 32)
 
 
 def matrices(type_id: int, out: int, inner: int, count: int, level: str) -> list[PackedLinear]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packed_samples import QUANTISED, Sample, activations, as_multiplied, sample
+from packed_samples import HALVES, QUANTISED, Sample, activations, as_multiplied, sample
 
 from paceline.errors import PacelineError
 from paceline.ops.native import library
@@ -118,12 +118,31 @@ def test_threads_change_no_bit(level: str, type_id: int) -> None:
 @pytest.mark.parametrize("type_id", QUANTISED, ids=QUANTISED.values())
 def test_every_level_has_the_same_bits(type_id: int) -> None:
     """Sums of a group are exact integers; what is done with them is one sequence of float32 operations."""
-    s = sample(type_id, 70, 1280)
-    bias, residual, x = activations(1, 70)[0], activations(19, 70), activations(19, 1280)
+    inner = 1280 if BLOCK[TYPES[type_id]] == 256 else 1312  # 41 groups: neither pairs nor chunks come out even
+    s = sample(type_id, 70, inner)
+    bias, residual, x = activations(1, 70)[0], activations(40, 70), activations(40, inner)
     x[5, 32:64], x[6], x[7, 64:96] = 0, 0, 1e-38
-    for rows in (1, 3, 19):
-        first, *others = [linear(s, level, bias)(x[:rows], residual[:rows]) for level in LEVELS]
+    products = [linear(s, level, bias) for level in LEVELS]
+    for rows in range(1, 41):
+        first, *others = [product(x[:rows], residual[:rows]) for product in products]
         assert all(torch.equal(other, first) for other in others), rows
+
+
+@pytest.mark.parametrize("type_id", QUANTISED, ids=QUANTISED.values())
+def test_every_level_has_the_same_bits_of_the_largest_dots(type_id: int) -> None:
+    """Codes and activations of the largest sizes and all one sign, where sums of a group are farthest from zero."""
+    rows = sample(type_id, 33, 512).rows
+    blocks = rows.view(-1, rows.shape[1] * BLOCK[TYPES[type_id]] // 512)
+    halves = [at + byte for at in HALVES[type_id] for byte in (0, 1)]
+    codes = [byte for byte in range(blocks.shape[1]) if byte not in halves]
+    for byte in (0x00, 0x7F, 0x80, 0xFF):
+        blocks[:, codes] = byte
+        products = [PackedLinear(pack(rows, type_id, 512), None, level) for level in LEVELS]
+        for sign in (1, -1):
+            x = torch.full((19, 512), sign, dtype=torch.bfloat16)
+            for count in (8, 19):  # products in vectors, and in matrix units
+                first, *others = [product(x[:count]) for product in products]
+                assert first.isfinite().all() and all(torch.equal(other, first) for other in others)
 
 
 def test_activations_are_as_near_as_8_bits_allow() -> None:

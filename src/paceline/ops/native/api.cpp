@@ -147,14 +147,15 @@ static void* cache_lines(size_t bytes) { return aligned_alloc(64, lines(bytes ? 
 static bool make_codes(int rows, int inner, Codes* c) {
   c->groups = inner / STEP, c->height = rows < 16 ? rows : 16;
   int padded_rows = (rows + c->height - 1) / c->height * c->height;
-  size_t groups = size_t(padded_rows) * size_t(c->groups), one = lines(groups * 4), bytes = groups * STEP + 4 * one;
+  size_t groups = size_t(padded_rows) * size_t(c->groups), one = lines(groups * 4);
+  size_t bytes = groups * STEP + 3 * one + 16 * STEP;  // matrix units may load a step too many
   uint8_t* at = static_cast<uint8_t*>(cache_lines(bytes));
   if (!at) return false;
   if (padded_rows != rows) memset(at, 0, bytes);
   c->codes = reinterpret_cast<int8_t*>(at), at += groups * STEP;
   c->scales = reinterpret_cast<float*>(at), at += one;
   c->totals = reinterpret_cast<float*>(at), at += one;
-  c->sums = reinterpret_cast<int32_t*>(at);
+  c->sums = reinterpret_cast<int16_t*>(at);
   return true;
 }
 

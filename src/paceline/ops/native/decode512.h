@@ -4,9 +4,6 @@
 
 #include "level.h"
 
-#ifndef PACELINE_HINT
-#define PACELINE_HINT _MM_HINT_T0
-#endif
 namespace paceline {
 namespace PACELINE_LEVEL {
 
@@ -15,19 +12,32 @@ static inline __m512 widened(const bf16* x) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
 }
 
-// One row of activations to 8 bits, to nearest, ties to even.
+// The largest size of 32 numbers, NaN being larger than any other.
+static inline bf16 largest_of(const bf16* x) {
+  __m512i sizes = _mm512_and_si512(_mm512_loadu_si512(x), _mm512_set1_epi16(0x7fff));
+  __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(sizes), _mm512_extracti64x4_epi64(sizes, 1));
+  __m128i eighth = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+  return bf16(~_mm_cvtsi128_si32(_mm_minpos_epu16(_mm_xor_si128(eighth, _mm_set1_epi16(-1)))));
+}
+
+static inline __m128i rounded(const bf16* x, __m512 factor) {  // 16 codes, to nearest, ties to even
+  return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(widened(x), factor)));
+}
+
+static inline int sum_of(__m128i codes) {
+  __m128i sums = _mm_sad_epu8(_mm_xor_si128(codes, _mm_set1_epi8(-128)), _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi32(sums, 2) - 16 * 128;
+}
+
+// One row of activations to 8 bits.
 static void round_row(const bf16* x, int row, int inner, const Codes& codes) {
   Rounded to = codes.at(row, 0);
   for (int k = 0; k < inner; k += STEP, x += STEP, to = codes.next(to)) {
-    __m512 first = widened(x), second = widened(x + 16);
-    // sizes as integers, so that NaN is the largest
-    __m512i top = _mm512_max_epi32(_mm512_castps_si512(_mm512_abs_ps(first)), _mm512_castps_si512(_mm512_abs_ps(second)));
-    Rounding r(bf16_to_float(bf16(_mm512_reduce_max_epi32(top) >> 16)));
-    __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps(first, _mm512_set1_ps(r.factor)));
-    __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps(second, _mm512_set1_ps(r.factor)));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.codes), _mm512_cvtepi32_epi8(a));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.codes + 16), _mm512_cvtepi32_epi8(b));
-    put_group(to, r, _mm512_reduce_add_epi32(a), _mm512_reduce_add_epi32(b));
+    Rounding r(bf16_to_float(largest_of(x)));
+    __m128i first = rounded(x, _mm512_set1_ps(r.factor)), second = rounded(x + 16, _mm512_set1_ps(r.factor));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.codes), first);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(to.codes + 16), second);
+    put_group(to, r, sum_of(first), sum_of(second));
   }
 }
 
@@ -51,11 +61,12 @@ static inline __m512i decode(const uint8_t* low, const uint8_t* high) {
   return _mm512_and_si512(codes, _mm512_set1_epi8((1 << BITS) - 1));
 }
 
-// Memory shall have ready what stands some time from now behind `from`, for all of `bytes`.
+// Memory shall have ready what stands some time from now behind `from`, for all of `bytes`: in the second cache, which
+// takes more requests at a time than the first.
 static inline void ask_ahead(const uint8_t* from, size_t bytes) {
-  constexpr size_t ahead = 8192;
+  constexpr size_t ahead = 16384;
   for (size_t line = 0; line < bytes; line += 64)
-    _mm_prefetch(reinterpret_cast<const char*>(from) + ahead + line, PACELINE_HINT);
+    _mm_prefetch(reinterpret_cast<const char*>(from) + ahead + line, _MM_HINT_T1);
 }
 
 template <int BITS>
@@ -119,12 +130,39 @@ static inline void decode_scales(const uint8_t* unit, int steps, Scales* s) {  /
   }
 }
 
-// 16 outputs of a step with one row, from the exact sums of its products.
+// Integer products are summed from the bits of BASE on, and so are floats as they stand: BASE + dot, |dot| < 2^22.
+constexpr float BASE = 0x1.8p23f;
+constexpr int32_t BASE_BITS = 0x4b400000;
+
+// float(dot) · scale, rounded once: a scale has 19 bits at most, so that BASE · scale is exact. (A scale that is not finite
+// makes NaN of all.)
+static inline __m512 scaled(__m512i dot, __m512 scale) {
+  return _mm512_fmsub_ps(_mm512_castsi512_ps(dot), scale, _mm512_mul_ps(_mm512_set1_ps(BASE), scale));
+}
+
+static inline __m512 to_float(__m512i dot) { return _mm512_sub_ps(_mm512_castsi512_ps(dot), _mm512_set1_ps(BASE)); }
+
+// 16 outputs of a step with one row, from what its products are.
 template <bool MINS>
 static inline __m512 add_part(__m512 acc, __m512 part, __m512 least, const float* scale, const float* total) {
   acc = _mm512_fmadd_ps(part, _mm512_set1_ps(*scale), acc);
   return MINS ? _mm512_fnmadd_ps(least, _mm512_set1_ps(*total), acc) : acc;
 }
+
+constexpr int ROWS = 8;  // that share decoded weights, or scales
+
+// Calls rows<M, …>(…) with M = `count` of 1 … 8.
+#define PACELINE_FOR_ROWS(count, rows, ...)                  \
+  switch (count) {                                           \
+    case 1: rows(1)(__VA_ARGS__); break;                     \
+    case 2: rows(2)(__VA_ARGS__); break;                     \
+    case 3: rows(3)(__VA_ARGS__); break;                     \
+    case 4: rows(4)(__VA_ARGS__); break;                     \
+    case 5: rows(5)(__VA_ARGS__); break;                     \
+    case 6: rows(6)(__VA_ARGS__); break;                     \
+    case 7: rows(7)(__VA_ARGS__); break;                     \
+    default: rows(8)(__VA_ARGS__);                           \
+  }
 
 }  // namespace PACELINE_LEVEL
 }  // namespace paceline

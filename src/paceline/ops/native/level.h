@@ -19,7 +19,7 @@ struct Rounding {
 static inline void put_group(const Rounded& to, const Rounding& r, int first, int second) {
   *to.scale = r.scale;
   *to.total = r.scale * float(first + second);
-  to.sums[0] = first, to.sums[1] = second;
+  to.sums[0] = int16_t(first), to.sums[1] = int16_t(second);
 }
 
 static inline void widen(const bf16* from, int count, float* to) {  // zero beyond `count`

@@ -6,7 +6,7 @@
 namespace paceline {
 namespace amx {
 
-constexpr int FEW = 5;  // rows that vectors are faster with; codes have the same products there
+constexpr int FEW = 8;  // rows that vectors are faster with; codes have the same products there
 
 // Compilers do not know that tile instructions read memory.
 static inline void settle(const void* read = nullptr) { asm volatile("" ::"r"(read) : "memory"); }
@@ -85,113 +85,153 @@ static void dense(const uint8_t* unit, int inner, const Activations& a, float* a
   _tile_release();
 }
 
-constexpr int PHASE = 8;  // products between two turns of vector instructions: their sums stay in the nearest cache
+// Products of a tile of weights between two turns of vector instructions. Turns are long, since for some hundred cycles
+// behind a tile instruction floats are multiplied at half their rate; and what a turn holds stays in the nearest cache.
+constexpr int TURN = 8;
 
-// Signed codes of some steps, [step][tile][8 vectors], and their products with a block of rows, [step][part][tile].
-struct Phase {
-  alignas(64) __m512i codes[PHASE / 2][2][8];
-  alignas(64) int32_t dots[PHASE][16][TILE];
+// Some steps of a unit: their signed codes, and their products with a block of rows, from BASE on.
+template <uint32_t TYPE>
+struct Turn {
+  static constexpr int parts = STEP / format_of(TYPE).group, steps = TURN / parts;
+  alignas(64) __m512i codes[2][steps][8];            // [tile][step]
+  alignas(64) int32_t dots[2][TURN * 16][TILE];      // [tile][step, part, row]
+  Scales scales[2];                                  // of chunks, in turn
+};
+
+// What memory is asked for meanwhile: all that a turn does asks for its piece of each step's weights. Requests all at once
+// would wait for one another, and whatever else is not in the nearest cache for them.
+struct Ahead {
+  const uint8_t* from;
+  size_t step, piece;  // bytes
+
+  Ahead part(int index) const { return {from + size_t(index) * piece, step, piece}; }
+  void ask(int i) const { ask_ahead(from + size_t(i) * step, piece); }
 };
 
 template <uint32_t TYPE>
-static void decode_codes(const uint8_t* unit, int first, int steps, Phase* phase) {
+static void decode_turn(const uint8_t* unit, int first, int steps, int all, const Ahead& ahead, Turn<TYPE>* turn) {
   constexpr Format f = format_of(TYPE);
-  for (int i = 0; i < steps; i++)
+  auto block_of = [&](int step) { return unit + size_t(step / f.steps()) * f.unit_block(); };
+  for (int i = 0; i < steps; i++) {
+    ahead.ask(i);
     for (int t = 0; t < 2; t++) {
-      const uint8_t* block = unit + size_t((first + i) / f.steps()) * f.unit_block();
+      const uint8_t* block = block_of(first + i);
       size_t index = size_t((first + i) % f.steps() * 2 + t);
       __m512i codes[8];
       decode_tile<f.bits>(block + f.low_at() + index * f.low_tile(), block + f.high_at() + index * f.high_tile(), codes);
       for (int j = 0; j < 8; j++)
-        phase->codes[i][t][j] = f.offset ? _mm512_sub_epi8(codes[j], _mm512_set1_epi8(f.offset)) : codes[j];
+        turn->codes[t][i][j] = f.offset ? _mm512_sub_epi8(codes[j], _mm512_set1_epi8(f.offset)) : codes[j];
     }
+  }
+  if (first % STEPS == 0)
+    decode_scales<TYPE>(block_of(first), all - first < STEPS ? all - first : STEPS, &turn->scales[first / STEPS % 2]);
 }
 
-// The turn of a tile of sums: what it holds, product number `index` − 4, is stored; then it takes product number `index`,
-// of which tile `w` has the weights. (A macro, since tiles are named by literals.)
-#define PACELINE_TURN(index, sums, a, w)                                         \
-  if ((index) >= 4) _tile_stored(sums, phase->dots[(index) - 4], 64);            \
-  if ((index) < count) {                                                         \
-    _tile_zero(sums);                                                            \
-    _tile_loadd(w, phase->codes[(index) / 2 / PARTS][(index) % 2] + (index) / 2 % PARTS * 4, 64); \
-    _tile_dpbssd(sums, a, w);                                                    \
+struct Base {  // a row of a tile of sums before its products
+  int32_t bits[TILE] = {};
+  constexpr Base() {
+    for (int o = 0; o < TILE; o++) bits[o] = BASE_BITS;
   }
-#define PACELINE_ROWS_OF(index, a) \
-  if ((index) < count) _tile_loadd(a, x + (index) / 2 / PARTS * step + (index) / 2 % PARTS * 16, STEP);
+};
+alignas(64) static constexpr Base base;
 
-// `count` products, an even number. Four are under way at a time: each takes long, and a tile is not renamed.
-// Of `ahead` each asks for `piece` bytes: requests to memory are spread over all there is to do.
-template <int PARTS>
-static inline void multiply(int count, const int8_t* x, ptrdiff_t step, Phase* phase, const uint8_t* ahead,
-                            size_t piece) {
-  settle();
-  for (int index = 0; index < count + 4; index += 4) {
-    if (index < count) ask_ahead(ahead + size_t(index) * piece, 4 * piece);
-    PACELINE_ROWS_OF(index, 4)
-    PACELINE_TURN(index, 0, 4, 6)
-    PACELINE_TURN(index + 1, 1, 4, 7)
-    if (index + 2 >= count + 4) break;
-    PACELINE_ROWS_OF(index + 2, 5)
-    PACELINE_TURN(index + 2, 2, 5, 6)
-    PACELINE_TURN(index + 3, 3, 5, 7)
-  }
-  settle();
-}
+// Two products, of the activations at `x` with both tiles of weights. (Macros, since tiles are named by literals.)
+#define PACELINE_PRODUCTS(a, s0, s1, x, at) \
+  _tile_loadd(a, x, STEP);                  \
+  _tile_loadd(s0, base.bits, 0);            \
+  _tile_loadd(6, w0 + (at), 64);            \
+  _tile_dpbssd(s0, a, 6);                   \
+  _tile_loadd(s1, base.bits, 0);            \
+  _tile_loadd(7, w1 + (at), 64);            \
+  _tile_dpbssd(s1, a, 7);
+#define PACELINE_SUMS(s0, s1, at)     \
+  _tile_stored(s0, dots0 + (at), 64); \
+  _tile_stored(s1, dots1 + (at), 64);
 
-// 16 outputs of a step with a block of rows.
+// Products of `count` steps with the block of `height` rows at `x`. Four are under way at a time: each takes long, and a tile
+// is not renamed; so there may be those of one step too many, which nobody reads.
 template <uint32_t TYPE>
-static inline void add_rows(const int32_t (*dots)[16][TILE], const Rounded& x, int rows, const float* scales,
-                            const float* mins, float* acc) {
-  const int32_t* d = dots[0][0];
-  constexpr Format f = format_of(TYPE);
-  constexpr int parts = STEP / f.group, other = (parts - 1) * 2;
-  __m512 scale = _mm512_load_ps(scales), second = _mm512_load_ps(scales + (parts - 1) * UNIT);
-  __m512 least = f.mins ? _mm512_load_ps(mins) : _mm512_setzero_ps();
-#pragma GCC unroll 8
-  for (int m = 0; m < rows; m++) {
-    __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_load_si512(d + m * TILE)), scale);
-    if (parts == 2) part = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_load_si512(d + (other * 16 + m) * TILE)), second, part);
-    float* to = acc + m * UNIT;
-    _mm512_store_ps(to, add_part<f.mins>(_mm512_load_ps(to), part, least, x.scale + m, x.total + m));
+static inline void multiply(int count, const int8_t* x, int height, const Ahead& ahead, Turn<TYPE>* turn) {
+  constexpr int parts = Turn<TYPE>::parts, steps = 2 / parts, vectors = 8 / parts;
+  const ptrdiff_t row = height * STEP, second = parts == 2 ? 16 : row;
+  const __m512i *w0 = turn->codes[0][0], *w1 = turn->codes[1][0];
+  int32_t(*dots0)[TILE] = turn->dots[0], (*dots1)[TILE] = turn->dots[1];
+  settle();
+  for (int i = 0; i < count; i += steps, x += steps * row, w0 += 2 * vectors, w1 += 2 * vectors) {
+    ahead.ask(i);
+    if (i) {
+      PACELINE_SUMS(0, 1, 0)
+    }
+    PACELINE_PRODUCTS(4, 0, 1, x, 0)
+    if (steps == 2) ahead.ask(i + 1);
+    if (i) {
+      PACELINE_SUMS(2, 3, height)
+      dots0 += 2 * height, dots1 += 2 * height;
+    }
+    PACELINE_PRODUCTS(5, 2, 3, x + second, vectors)
   }
+  PACELINE_SUMS(0, 1, 0)
+  PACELINE_SUMS(2, 3, height)
+  settle();
+}
+
+// What a turn's `count` steps, the unit's from `first` on, make of M rows from row `row` of the block on.
+template <int M, uint32_t TYPE>
+static void add_rows(const Turn<TYPE>& turn, int first, int count, int row, int height, const Rounded& x, const Ahead& ahead,
+                     float* acc) {
+  constexpr Format f = format_of(TYPE);
+  constexpr int parts = Turn<TYPE>::parts;
+  const float *scale = x.scale, *total = x.total;
+  __m512 sums[M][2];
+  for (int m = 0; m < M; m++)
+    for (int t = 0; t < 2; t++) sums[m][t] = _mm512_load_ps(acc + m * UNIT + t * TILE);
+  for (int i = 0; i < count; i++, scale += height, total += height, row += parts * height) {
+    const Scales& s = turn.scales[(first + i) / STEPS % 2];
+    const int step = (first + i) % STEPS;
+    ahead.ask(i);
+    __m512 scales[2][2], least[2];
+    for (int t = 0; t < 2; t++) {
+      for (int part = 0; part < parts; part++) scales[t][part] = _mm512_load_ps(s.scales[step * parts + part] + t * TILE);
+      least[t] = f.mins ? _mm512_load_ps(s.mins[step] + t * TILE) : _mm512_setzero_ps();
+    }
+    for (int m = 0; m < M; m++)
+      for (int t = 0; t < 2; t++) {
+        __m512 part = scaled(_mm512_load_si512(turn.dots[t][row + m]), scales[t][0]);
+        if (parts == 2)
+          part = _mm512_fmadd_ps(to_float(_mm512_load_si512(turn.dots[t][row + height + m])), scales[t][parts - 1], part);
+        sums[m][t] = add_part<f.mins>(sums[m][t], part, least[t], scale + m, total + m);
+      }
+  }
+  for (int m = 0; m < M; m++)
+    for (int t = 0; t < 2; t++) _mm512_store_ps(acc + m * UNIT + t * TILE, sums[m][t]);
 }
 
 template <uint32_t TYPE>
 static void quantised(const uint8_t* unit, int inner, const Activations& a, float* acc) {
   constexpr Format f = format_of(TYPE);
-  constexpr int parts = STEP / f.group, most = PHASE / 2 / parts;
-  Scales s[2];  // by chunk, in turn
-  Phase phase;
-  const int height = a.rounded.height, steps = inner / STEP;
-  auto decode_phase = [&](int first) {
-    int chunk = first / STEPS, left = steps - first;
-    const uint8_t* blocks = unit + size_t(chunk * STEPS / f.steps()) * f.unit_block();
-    if (first % STEPS == 0) decode_scales<TYPE>(blocks, left < STEPS ? left : STEPS, &s[chunk % 2]);
-    decode_codes<TYPE>(blocks, first % STEPS, left < most ? left : most, &phase);
-  };
+  constexpr int most = Turn<TYPE>::steps;
+  Turn<TYPE> turn;
+  const int height = a.rounded.height, steps = inner / STEP, blocks = (a.rows + height - 1) / height;
+  const int pieces = 1 + blocks * (1 + (height + ROWS - 1) / ROWS);
+  constexpr size_t step_bytes = 2 * f.tile_share();
+  auto count_of = [&](int first) { return steps - first < most ? steps - first : most; };
   configure(height, height, f.group);
-  decode_phase(0);
-  for (int first = 0; first < steps; first += most) {
-    int count = steps - first < most ? steps - first : most;
-    const Scales& own = s[first / STEPS % 2];
-    for (int m = 0; m < a.rows; m += height) {
-      int rows = a.rows - m < height ? a.rows - m : height;
-      Rounded x = a.rounded.at(m, first);
-      const uint8_t* ahead = unit + size_t(first * 2) * f.tile_share();
-      constexpr size_t piece = f.tile_share() / (2 * parts);  // half while tiles compute, half while vectors do
-      multiply<parts>(count * 2 * parts, x.codes, height * STEP, &phase, ahead, piece);
-      ahead += size_t(count) * f.tile_share();
+  decode_turn<TYPE>(unit, 0, count_of(0), steps, {unit, 0, 0}, &turn);
+  for (int first = 0, count; first < steps; first += count) {
+    count = count_of(first);
+    Ahead ahead = {unit + size_t(first) * step_bytes, step_bytes, step_bytes / size_t(pieces) + 1};
+    for (int m = 0, part = 1; m < a.rows; m += height) {
+      multiply<TYPE>(count, a.rounded.at(m, first).codes, height, ahead.part(part++), &turn);
       // here, so that what tiles store is not waited for, nor what they load
-      if (m + height >= a.rows && first + most < steps) decode_phase(first + most);
-      for (int i = 0; i < count; i++, x = a.rounded.next(x))
-        for (int t = 0; t < 2; t++) {
-          int step = first % STEPS + i;
-          const float *scales = own.scales[step * parts] + t * TILE, *mins = own.mins[step] + t * TILE;
-          float* to = acc + m * UNIT + t * TILE;
-          ask_ahead(ahead + size_t(2 * i + t) * f.tile_share() / 2, f.tile_share() / 2);
-          if (rows == 16) add_rows<TYPE>(phase.dots + i * 2 * parts + t, x, 16, scales, mins, to);
-          else add_rows<TYPE>(phase.dots + i * 2 * parts + t, x, rows, scales, mins, to);
-        }
+      if (m + height >= a.rows && first + count < steps)
+        decode_turn<TYPE>(unit, first + count, count_of(first + count), steps, ahead, &turn);
+      int rows = a.rows - m < height ? a.rows - m : height;
+      for (int row = 0; row < rows; row += ROWS) {
+#define PACELINE_ROWS(M) add_rows<M, TYPE>
+        PACELINE_FOR_ROWS(rows - row, PACELINE_ROWS, turn, first, count, row, height, a.rounded.at(m + row, first),
+                          ahead.part(part++), acc + (m + row) * UNIT)
+#undef PACELINE_ROWS
+      }
     }
   }
   _tile_release();

@@ -6,8 +6,6 @@
 namespace paceline {
 namespace avx512 {
 
-constexpr int ROWS = 8;
-
 static inline __m512bh pair_of(const bf16* x) {  // two activations in every lane
   int32_t both;
   memcpy(&both, x, 4);
@@ -37,70 +35,75 @@ static void dense_rows(const bf16* weights, int inner, const bf16* x, ptrdiff_t 
     for (int t = 0; t < 2; t++) _mm512_storeu_ps(acc + m * UNIT + t * TILE, sums[m][t]);
 }
 
-template <int FIRST, int COUNT>
-static inline __m512i dot(__m512i sum, const __m512i* codes, const int8_t* x) {
-  for (int j = FIRST; j < FIRST + COUNT; j++) {
-    int32_t four;
-    memcpy(&four, x + j * 4, 4);
-    sum = _mm512_dpbusd_epi32(sum, codes[j], _mm512_set1_epi32(four));
-  }
-  return sum;
+// Where dots begin: BASE, and off it what unsigned codes, `first` and `second` too large in the halves of a step, make too
+// much.
+static inline __m512i begin(const int16_t* sums, int first, int second) {
+  int32_t both;
+  memcpy(&both, sums, 4);
+  __m512i base = _mm512_set1_epi32(BASE_BITS), offsets = _mm512_set1_epi32((-first & 0xffff) | -second * 0x10000);
+  return first || second ? _mm512_dpwssd_epi32(base, offsets, _mm512_set1_epi32(both)) : base;
 }
 
-// 16 outputs of a step with one row, before the activations' scale. Unsigned codes are `offset` too large.
-template <uint32_t TYPE>
-static inline __m512 part_of(const __m512i* codes, const int8_t* x, const int32_t* sums, const float* scales) {
+// Half of a step with M rows: a load of activations serves both tiles, since loads are what there is most of.
+template <int M, int HALF, uint32_t TYPE>
+static inline void add_dots(const uint8_t* low, const uint8_t* high, const int8_t* x, __m512i (*dots)[2]) {
   constexpr Format f = format_of(TYPE);
-  constexpr int offset = f.bits == 8 ? 128 : f.offset;
-  if constexpr (f.group == STEP) {
-    __m512i sum = dot<0, 8>(_mm512_set1_epi32(-offset * (sums[0] + sums[1])), codes, x);
-    return _mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_load_ps(scales));
+  constexpr int BITS = f.bits;
+  __m512i codes[2][4];
+  for (int t = 0; t < 2; t++, low += f.low_tile(), high += f.high_tile()) {
+    codes[t][0] = decode<4 * HALF, BITS>(low, high), codes[t][1] = decode<4 * HALF + 1, BITS>(low, high);
+    codes[t][2] = decode<4 * HALF + 2, BITS>(low, high), codes[t][3] = decode<4 * HALF + 3, BITS>(low, high);
+    if constexpr (BITS == 8)
+      for (int j = 0; j < 4; j++) codes[t][j] = _mm512_xor_si512(codes[t][j], _mm512_set1_epi8(-128));
   }
-  __m512i first = dot<0, 4>(_mm512_set1_epi32(-offset * sums[0]), codes, x);
-  __m512i second = dot<4, 4>(_mm512_set1_epi32(-offset * sums[1]), codes, x);
-  __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(first), _mm512_load_ps(scales));
-  return _mm512_fmadd_ps(_mm512_cvtepi32_ps(second), _mm512_load_ps(scales + UNIT), part);
+  for (int j = 0; j < 4; j++)
+    for (int m = 0; m < M; m++) {
+      int32_t four;
+      memcpy(&four, x + m * STEP + 16 * HALF + 4 * j, 4);
+      __m512i activations = _mm512_set1_epi32(four);
+      dots[m][0] = _mm512_dpbusd_epi32(dots[m][0], codes[0][j], activations);
+      dots[m][1] = _mm512_dpbusd_epi32(dots[m][1], codes[1][j], activations);
+    }
 }
 
 // A chunk with M rows of one block.
 template <int M, uint32_t TYPE>
 static void chunk_rows(const uint8_t* unit, int steps, const Scales& s, const Codes& c, const Rounded& x, float* acc) {
   constexpr Format f = format_of(TYPE);
-  for (int t = 0; t < 2; t++) {
-    __m512 results[M];
-    for (int m = 0; m < M; m++) results[m] = _mm512_load_ps(acc + m * UNIT + t * TILE);
-    Rounded at = x;
-    for (int step = 0; step < steps; step++, at = c.next(at)) {
-      const uint8_t* block = unit + size_t(step / f.steps()) * f.unit_block();
-      size_t index = size_t(step % f.steps() * 2 + t);
-      __m512i codes[8];
-      ask_ahead(unit + size_t(2 * step + t) * f.tile_share(), f.tile_share());
-      decode_tile<f.bits>(block + f.low_at() + index * f.low_tile(), block + f.high_at() + index * f.high_tile(), codes);
-      if constexpr (f.bits == 8)
-        for (int j = 0; j < 8; j++) codes[j] = _mm512_xor_si512(codes[j], _mm512_set1_epi8(-128));
-      const float* scales = s.scales[step * STEP / f.group] + t * TILE;
-      __m512 least = f.mins ? _mm512_load_ps(s.mins[step] + t * TILE) : _mm512_setzero_ps();
+  constexpr int offset = f.bits == 8 ? 128 : f.offset, parts = STEP / f.group;
+  __m512 results[M][2];
+  for (int m = 0; m < M; m++)
+    for (int t = 0; t < 2; t++) results[m][t] = _mm512_load_ps(acc + m * UNIT + t * TILE);
+  Rounded at = x;
+  for (int step = 0; step < steps; step++, at = c.next(at)) {
+    const uint8_t* block = unit + size_t(step / f.steps()) * f.unit_block();
+    size_t index = size_t(step % f.steps() * 2);
+    const uint8_t *low = block + f.low_at() + index * f.low_tile(), *high = block + f.high_at() + index * f.high_tile();
+    const float *scales = s.scales[step * parts], *mins = s.mins[step];
+    const uint8_t* share = unit + size_t(2 * step) * f.tile_share();
+    __m512i dots[M][2];
+    __m512 part[M][2];
+    ask_ahead(share, f.tile_share());
+    for (int m = 0; m < M; m++) dots[m][0] = dots[m][1] = begin(at.sums + m * 2, offset, parts == 2 ? 0 : offset);
+    add_dots<M, 0, TYPE>(low, high, at.codes, dots);
+    if constexpr (parts == 2)
       for (int m = 0; m < M; m++) {
-        __m512 part = part_of<TYPE>(codes, at.codes + m * STEP, at.sums + m * 2, scales);
-        results[m] = add_part<f.mins>(results[m], part, least, at.scale + m, at.total + m);
+        for (int t = 0; t < 2; t++) part[m][t] = scaled(dots[m][t], _mm512_load_ps(scales + t * TILE));
+        dots[m][0] = dots[m][1] = begin(at.sums + m * 2, 0, offset);
       }
-    }
-    for (int m = 0; m < M; m++) _mm512_store_ps(acc + m * UNIT + t * TILE, results[m]);
+    ask_ahead(share + f.tile_share(), f.tile_share());
+    add_dots<M, 1, TYPE>(low, high, at.codes, dots);
+    for (int m = 0; m < M; m++)
+      for (int t = 0; t < 2; t++) {
+        __m512 scale = _mm512_load_ps(scales + (parts - 1) * UNIT + t * TILE);
+        __m512 least = f.mins ? _mm512_load_ps(mins + t * TILE) : _mm512_setzero_ps();
+        part[m][t] = parts == 2 ? _mm512_fmadd_ps(to_float(dots[m][t]), scale, part[m][t]) : scaled(dots[m][t], scale);
+        results[m][t] = add_part<f.mins>(results[m][t], part[m][t], least, at.scale + m, at.total + m);
+      }
   }
+  for (int m = 0; m < M; m++)
+    for (int t = 0; t < 2; t++) _mm512_store_ps(acc + m * UNIT + t * TILE, results[m][t]);
 }
-
-// Calls rows<M, …>(…) with M = `count` of 1 … 8.
-#define PACELINE_FOR_ROWS(count, rows, ...)                  \
-  switch (count) {                                           \
-    case 1: rows(1)(__VA_ARGS__); break;                     \
-    case 2: rows(2)(__VA_ARGS__); break;                     \
-    case 3: rows(3)(__VA_ARGS__); break;                     \
-    case 4: rows(4)(__VA_ARGS__); break;                     \
-    case 5: rows(5)(__VA_ARGS__); break;                     \
-    case 6: rows(6)(__VA_ARGS__); break;                     \
-    case 7: rows(7)(__VA_ARGS__); break;                     \
-    default: rows(8)(__VA_ARGS__);                           \
-  }
 
 template <uint32_t TYPE>
 static void quantised(const uint8_t* unit, int inner, const Activations& a, float* acc) {

@@ -91,14 +91,14 @@ struct Rounded {
   int8_t* codes;   // [32]
   float* scale;
   float* total;    // scale · sum of codes
-  int32_t* sums;   // [2], of 16 codes each
+  int16_t* sums;   // [2], of 16 codes each
 };
 
 // Activations rounded to 8 bits, in blocks of `height` rows: [blocks, inner / 32, height] groups.
 struct Codes {
   int8_t* codes;
   float *scales, *totals;
-  int32_t* sums;
+  int16_t* sums;
   int groups;  // of a row
   int height;  // at most 16; the last block is as high as the others, and zero where there are no more rows
 
