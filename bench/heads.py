@@ -36,7 +36,7 @@ class Plan:
         *("--hold-aside", "24", "--save-every", "50"),
     )
     heads: tuple[tuple[str, ...], ...] = (
-        ("eagle3", "--epochs", "2", "--ttt-steps", "4"),
+        ("eagle3", "--epochs", "1.5", "--ttt-steps", "4"),
         ("medusa", "--epochs", "2", "--num-blocks", "2", "--lr", "3e-3"),
         ("early_exit", "--epochs", "1"),
     )

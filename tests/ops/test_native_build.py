@@ -63,3 +63,20 @@ def test_the_pool_is_torchs_own() -> None:
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     before, after = map(int, result.stdout.split())
     assert before == after >= 2
+
+
+def test_who_asks_for_help_keeps_the_library(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(*arguments: object) -> list[str]:
+        raise AssertionError("it was built")
+
+    monkeypatch.setattr(build, "build", refused)
+    monkeypatch.setattr(sys, "argv", ["build", "--help"])
+    with pytest.raises(SystemExit) as stop:
+        build.main()
+    assert stop.value.code == 0 and "compiler flag" in capsys.readouterr().out
+    given: list[list[str]] = []
+    monkeypatch.setattr(build, "build", lambda flags: given.append(flags) or [])
+    monkeypatch.setattr(sys, "argv", ["build", "-g", "-fsanitize=address,undefined"])
+    assert build.main() == 0 and given == [["-g", "-fsanitize=address,undefined"]]

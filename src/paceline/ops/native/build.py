@@ -5,6 +5,7 @@ Run at installation (`hatch_build.py`), by `make native` and `make sanitize`. Ne
 left out.
 """
 
+import argparse
 import hashlib
 import os
 import platform
@@ -91,9 +92,10 @@ def _run(command: list[str]) -> None:
 
 
 def main() -> int:
-    """The extra arguments go to the compiler."""
+    parser = argparse.ArgumentParser(usage="python -m paceline.ops.native.build [compiler flag …]", description=__doc__)
+    _, flags = parser.parse_known_args()
     try:
-        left_out = build(sys.argv[1:])
+        left_out = build(flags)
     except BuildError as error:
         print(f"native operators not built: {error}", file=sys.stderr)
         return 1
