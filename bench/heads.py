@@ -4,8 +4,8 @@
     python bench/heads.py --model smollm2-135m
 
 Every step is a `paceline` command that goes on where it was interrupted, and does nothing once it is done; so is the
-whole. Two cores that do nothing else write about 300 tokens of answers a second, compute what the target makes of 1,350
-tokens, and learn from 900: by that all of it, with 525,000 tokens of answers, is two hours of work.
+whole. A core alone writes about 330 tokens of answers a second, 410,000 in all. Muon at a rate of 1e-2 leaves Medusa's
+heads half as often right as 3e-3 does, and ends in a gradient that is not finite.
 """
 
 from script import resumable

@@ -56,7 +56,7 @@ def test_labels_are_told_apart() -> None:
         ({"methods": ["ngrm"]}, "unknown speculative method 'ngrm'"),
         ({"methods": ["draft_model"]}, "method draft_model needs a draft model"),
         ({"methods": ["suffix+draft_model"]}, "method draft_model needs a draft model"),
-        ({"methods": ["medusa"]}, "method medusa needs a draft head"),
+        ({"methods": ["eagle"]}, "method eagle needs a draft head"),
         ({"methods": ["composite"]}, "composite goes by its methods' names"),
         ({"methods": ["ngram"], "draft_model": "small"}, "--draft-model small is used by none"),
         ({"methods": ["ngram"], "heads": {"eagle3": "x"}}, "--head eagle3=x is used by none"),
@@ -73,6 +73,15 @@ def test_what_cannot_be_is_refused(wanted: dict[str, Any], message: str) -> None
     with pytest.raises(PacelineError, match=message) as error:
         arm_specs(Wanted(**wanted))
     assert error.value.hint
+
+
+def test_a_head_that_comes_with_the_package_need_not_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.bench.specs.shipped_methods", lambda: frozenset({"eagle3"}))
+    config = '{"method": "eagle3", "speculative_token_tree": "dynamic", "label": "tree"}'
+    assert labels(Wanted(["eagle3"], [config])) == [PLAIN, "eagle3", "tree"]
+    for wanted in (Wanted(["medusa"]), Wanted(configs=['{"method": "medusa"}'])):
+        with pytest.raises(PacelineError, match="method medusa needs a"):
+            arm_specs(wanted)
 
 
 def test_a_draft_model_may_be_another_engines_alone() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.registry import find, names
 from paceline.errors import PacelineError
+from paceline.models.shipped import shipped_methods
 from paceline.values import shown
 
 PLAIN = "plain"
@@ -94,9 +95,14 @@ def _member(name: str, wanted: Wanted) -> dict[str, Any]:
     if name == "composite":
         raise PacelineError("composite goes by its methods' names here", hint="--methods suffix+draft_model")
     needs, model = find(name).needs, _model(name, wanted)
-    if needs in ("model", "head") and model is None:
+    if _lacks_model(name, model):
         raise PacelineError(f"method {name} needs {ARTICLES[needs]}", hint=f"name it: {_option(name)}")
     return {"method": name} if model is None else {"method": name, "model": model}
+
+
+def _lacks_model(name: str, model: str | None) -> bool:
+    """Whether it cannot run for want of a model; whose the heads are that come with the package, loading tells."""
+    return find(name).needs_model and model is None and name not in shipped_methods()
 
 
 def _option(name: str) -> str:
@@ -124,8 +130,7 @@ def _parsed(text: str) -> dict[str, Any]:
 
 def _add(specs: list[ArmSpec], label: str, config: SpeculativeConfig) -> None:
     """Under a label that no other arm has."""
-    method = find(config.method)
-    if method.needs_model and config.model is None:
+    if _lacks_model(config.method, config.model):
         raise PacelineError(f"method {config.method} needs a model", hint='give the key "model"')
     config.check_options()
     config.check_used()
