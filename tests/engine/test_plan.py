@@ -128,7 +128,7 @@ def test_a_draft_that_ends_early_costs_what_it_drafts(
 def test_sequences_that_end_early_share_a_round_less_often() -> None:
     """Of two, each in half of the steps: the round is run in three of four, and for both in one of four."""
     option = Option("a", [0.5], DraftCosts(0.4, 0.4, 0.1), 0.0, [0.5], [0.5])
-    assert option.seconds_together(0, 2) == pytest.approx(0.75 * 0.4 + 0.25 * 0.1)
-    assert option.seconds(0) + option.seconds(0, idle=0.5) == pytest.approx(option.seconds_together(0, 2))
+    assert option.seconds(0, 2) == pytest.approx(0.75 * 0.4 + 0.25 * 0.1)
+    assert option.seconds(0) + option.seconds(0, idle=0.5) == pytest.approx(option.seconds(0, 2))
     plan = best_plan([[option]] * 2, lambda rows: 1.0)
-    assert plan.seconds == pytest.approx(1.0 + option.seconds_together(0, 2))
+    assert plan.seconds == pytest.approx(1.0 + option.seconds(0, 2))

@@ -40,13 +40,14 @@ def auto_policy(
         found = measured(model.decoder, to_measure, progress=progress)
         profile = Profile(found.costs, PositionRates(), PositionRates(FULL_LENGTH))
         calm = found.calm
+        if calm:
+            store.save(profile)
     as_measured = CostTable.from_json(profile.costs.to_json())
 
     def save(learnt: Profile) -> None:
         if calm:
             store.save(replace(learnt, costs=as_measured))
 
-    save(profile)
     policy = AutoPolicy(drafter, profile.costs, profile.acceptance, profile.lengths, save)
     drafter.policy = policy
     return policy

@@ -39,21 +39,17 @@ class Option:
         """Chance that round k of drafting is run for it."""
         return 1.0 if self.paid is None else self.paid[k]
 
-    def seconds(self, k: int, idle: float = 1.0) -> float:
-        """What it adds to round k of drafting, as expected; `idle`: chance that nobody else takes part."""
-        if (costs := self.drafting) is None:
-            return 0.0
-        alone = costs.each if k else costs.first
-        return self.takes_part(k) * (alone * idle + costs.per_sequence * (1 - idle)) + (0.0 if k else self.behind_s)
+    def seconds(self, k: int, count: int = 1, idle: float = 1.0) -> float:
+        """What `count` sequences like this one add to round k of drafting, as expected.
 
-    def seconds_together(self, k: int, count: int) -> float:
-        """Of round k for `count` sequences like this one."""
-        idle = (1 - self.takes_part(k)) ** count
-        others = count * self.takes_part(k) - (1 - idle)  # beside the one who pays for the round
+        `idle`: chance that nobody else takes part; the first who does pays for the round.
+        """
         if (costs := self.drafting) is None:
             return 0.0
+        part = self.takes_part(k)
+        first = idle * (1 - (1 - part) ** count)
         alone = costs.each if k else costs.first
-        return alone * (1 - idle) + costs.per_sequence * others + (0.0 if k else self.behind_s * count)
+        return alone * first + costs.per_sequence * (count * part - first) + (0.0 if k else self.behind_s * count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +111,7 @@ def _favourite(options: Sequence[Option], count: int, others: int, pass_seconds:
         for k, chance in enumerate(option.chances):
             expected += chance
             rows += option.rows(k)
-            drafting += option.seconds_together(k, count)
+            drafting += option.seconds(k, count)
             own_rate = (count * expected + others) / (pass_seconds(count * rows) + drafting)
             if own_rate > rate:
                 best, rate = option, own_rate
@@ -141,7 +137,7 @@ def _filled(
         tokens -= minus
         rows += option.rows(k)
         others_idle = idle.get((option.method, k), 1.0)
-        drafting += option.seconds(k, others_idle)
+        drafting += option.seconds(k, idle=others_idle)
         idle[option.method, k] = others_idle * (1 - option.takes_part(k))
         seconds = pass_seconds(rows) + drafting
         if ceiling < least * seconds:

@@ -291,5 +291,5 @@ def _why_not(options: Sequence[Option], count: int, pass_seconds: PassSeconds) -
         return SELDOM_RIGHT
     depth = len(option.chances)
     rows = (pass_seconds(count * sum(option.rows(k) for k in range(depth))) - pass_seconds(0)) / count
-    drafting = sum(option.seconds_together(k, count) for k in range(depth)) / count
+    drafting = sum(option.seconds(k, count) for k in range(depth)) / count
     return ROWS_COST if rows >= drafting else DRAFTS_COST
