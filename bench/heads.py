@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.cli.main import main as paceline
-from paceline.models.shipped import FOLDER
+from paceline.models.shipped import EVALUATION, FOLDER
 
 LARGEST = 12_000_000  # bytes of a head in the package
-FILES = ("config.json", "model.safetensors", "provenance.json")
+FILES = ("config.json", "model.safetensors", "provenance.json", EVALUATION)
 
 
 @dataclass(frozen=True)
@@ -68,8 +68,7 @@ def ship(trained: Path, place: Path) -> None:
     place.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         shutil.copyfile(trained / name, place / name)
-    found = trained / "evaluation.json"
-    evaluation = json.loads(found.read_text(encoding="utf-8")) if found.exists() else {}
+    evaluation = json.loads((place / EVALUATION).read_text(encoding="utf-8"))
     print(json.dumps({"head": f"{place.parent.name}/{place.name}", "bytes": size, **evaluation}), flush=True)
 
 

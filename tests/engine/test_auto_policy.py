@@ -23,6 +23,7 @@ from paceline.engine.costs import CostTable, DraftCosts, TargetCosts
 from paceline.engine.engine import RequestOptions
 from paceline.engine.policy import AutoPolicy
 from paceline.engine.probes import Probes
+from paceline.engine.rests import LONGEST, UNUSED, Rest
 from paceline.models.decoder import Decoder
 
 PROMPT = prompt(20)
@@ -222,13 +223,51 @@ class RandomPolicy:
     ) -> Sequence[Choice]:
         return [Choice(self.source.choice(self.names), self.source.randint(0, budget)) for budget in budgets]
 
+    def asks_lookups(self, sequence: SequenceView) -> bool:
+        return self.source.random() < 0.7
+
     def clock(self) -> float:
         return 0.0
 
     def drafted(self, *what: object) -> None:
         pass
 
-    begin = forget = drafted
+    begin = forget = looked_up = drafted
+
+
+def test_lookups_of_no_use_rest_where_asking_costs_something(
+    target: Decoder, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wrong for 200 tokens, right from then on. Asking takes a hundredth of a pass, or nothing."""
+    asked, done = {}, {}
+    for seconds in (0.0, 0.01):
+        machine = Machine(lambda rows: 1.0 + 0.1 * rows)
+        found = Scripted("found", text, lambda position: 99 if position > 220 else 0, machine, score=1.0)
+        found.seconds = seconds / 16  # a round: it finds that many tokens
+        engine, _ = auto_engine(target, [found], ["found"], machine)
+        with monkeypatch.context() as patch:
+            machine.run(target, patch)
+            number = engine.add_request(PROMPT, LONG)
+            result = run(engine)
+        assert result.ids(number) == text[20:]
+        asked[seconds], done[seconds] = [at for at in found.drafted if 60 <= at <= 220], result.num_steps
+    assert len(asked[0.0]) > 150
+    assert len(asked[0.01]) < 50
+    assert max(later - sooner for sooner, later in pairwise(asked[0.01])) == 1 + LONGEST
+    assert done[0.01] <= done[0.0] + 2 * LONGEST  # it is believed after two that were right
+
+
+def test_a_rest_is_over_once_a_draft_is_used() -> None:
+    rest, asked = Rest(), []
+    for step in range(100):
+        if rest.begins_step():
+            asked.append(step)
+        rest.ends_step(used=step == 58, costly=True)
+    gaps = [later - sooner for sooner, later in pairwise(asked)]
+    assert 58 in asked
+    before, after = gaps[: asked.index(58)], gaps[asked.index(58) :]
+    assert before == [1] * UNUSED + [2, 3, 4] + [5] * (len(before) - UNUSED - 3)
+    assert after[:UNUSED] == [1] * UNUSED and after[UNUSED] == 2
 
 
 @pytest.mark.parametrize("seed", range(3))

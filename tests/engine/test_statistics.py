@@ -40,3 +40,11 @@ def test_a_run_cut_inside_a_draft() -> None:
 def test_before_the_first_pass() -> None:
     statistics = statistics_of()
     assert (statistics.draft_acceptance_rate, statistics.mean_acceptance_length) == (0, 0)
+
+
+def test_acceptance_by_position_of_chains() -> None:
+    """Ten chains of three: four fail at once, of six one at the second token, of five two at the third."""
+    statistics = SpeculationStatistics(acceptance_histogram=[4, 1, 2, 3])
+    assert statistics.acceptance_by_position(3) == [0.6, 5 / 6, 0.6]
+    assert SpeculationStatistics(acceptance_histogram=[5]).acceptance_by_position(2) == [0.0, 0.0]
+    assert SpeculationStatistics().acceptance_by_position(2) == [0.0, 0.0]

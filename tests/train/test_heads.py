@@ -2,6 +2,8 @@
 
 import json
 import shutil
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
 
 import heads
@@ -14,7 +16,9 @@ from paceline.core.params import SamplingParams
 from paceline.drafters.auto import AutoDrafter
 from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
+from paceline.engine.costs import CostTable, DraftCosts, TargetCosts
 from paceline.engine.llm import LLM
+from paceline.engine.measure import Measurement
 from paceline.engine.request import RequestOptions
 from paceline.models import shipped
 from paceline.models.shipped import shipped_head, shipped_heads, shipped_methods
@@ -119,6 +123,37 @@ def test_another_target_of_the_same_shape_has_none(
     drafter = create_drafter(SpeculativeConfig(method="auto"), target)
     assert isinstance(drafter, AutoDrafter) and list(drafter.by_name) == ["suffix", "ngram"]
     assert main(["generate", "--model", str(other), "--method", "eagle3", "-n", "4", "prompt"]) == 1
+
+
+@pytest.mark.parametrize(("acceptance", "taken"), [([0.9, 0.9], True), ([0.05, 0.0], False), (None, False)])
+def test_auto_takes_a_head_only_if_it_can_pay(
+    package: Path, tiny_llama_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    acceptance: list[float] | None, taken: bool,
+) -> None:  # fmt: skip
+    """By its evaluation, and by costs as measured: here a pass costs 1 and a draft 0.2."""
+    own = tmp_path / "package"
+    shutil.copytree(package, own)
+    monkeypatch.setattr(shipped, "FOLDER", own)
+    file = own / "tiny/eagle3/evaluation.json"
+    value = json.loads(file.read_text())
+    assert len(value["acceptance_by_position"]) == 4
+    assert value["decoded_acceptance_length"] <= 1 + sum(accumulate(value["acceptance_by_position"], mul)) + 0.01
+    if acceptance is None:
+        file.unlink()
+    else:
+        file.write_text(json.dumps({**value, "acceptance_by_position": acceptance}))
+    costs = CostTable(TargetCosts((1, 8), (1.0, 1.0)), {"eagle3": DraftCosts(0.2, 0.2)})
+    monkeypatch.setattr("paceline.engine.methods.measured", lambda *_, **__: Measurement(costs, calm=False))
+    llm = LLM(target_of(tiny_llama_dir))
+    drafter = llm.engine.speculation.drafters["auto"]
+    assert isinstance(drafter, AutoDrafter)
+    assert list(drafter.by_name) == ["suffix", "ngram", *(["eagle3"] if taken else [])]
+    assert bool(drafter.needs.hidden_layers) == taken == bool(llm.engine.speculation.taps)
+    report = llm.policy_report()
+    assert report is not None and list(report["left_out"]) == ([] if taken else ["eagle3"])
+    prompt, params = {"prompt_token_ids": [1, 2, 3]}, SamplingParams(temperature=0, max_tokens=12)
+    plain = LLM(target_of(tiny_llama_dir), "none").generate(prompt, params)
+    assert llm.generate(prompt, params)[0].outputs[0].token_ids == plain[0].outputs[0].token_ids
 
 
 def test_a_package_without_heads_is_as_it_was(

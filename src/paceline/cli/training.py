@@ -13,12 +13,13 @@ from paceline.cli.recipes import Material, make
 from paceline.errors import PacelineError
 from paceline.models.home import megabytes, sole_writer
 from paceline.models.origin import Origin
+from paceline.models.shipped import EVALUATION
 from paceline.ops.packed import unpacked
 from paceline.train.dataset import Sample, Samples, hold_aside, packs_per_epoch, read_samples
 from paceline.train.divergence import DIVERGENCES
 from paceline.train.evaluate import Evaluation
 from paceline.train.features import CachedFeatures, OnlineFeatures, cache_size
-from paceline.train.loop import EVALUATION, Features, Loop
+from paceline.train.loop import Features, Loop
 from paceline.train.memory import keep_freed_memory
 from paceline.train.processes import Processes, launched
 from paceline.train.provenance import provenance
@@ -27,6 +28,7 @@ from paceline.train.settings import Settings
 
 
 def train(args: argparse.Namespace) -> int:
+    keep_freed_memory()
     if args.divergence not in DIVERGENCES:
         raise PacelineError(f"--divergence {args.divergence} is unknown", hint=f"one of: {', '.join(DIVERGENCES)}")
     processes = launched()
@@ -39,7 +41,6 @@ def train(args: argparse.Namespace) -> int:
         )
     settings = _settings(args, training)
     model = load(args, packed=False)
-    keep_freed_memory()
     unpacked(model.decoder.head)  # it is read and compared with as numbers
     logging.getLogger("paceline.train").setLevel(logging.INFO if processes.is_first else logging.WARNING)
     material = Material(model, Origin.of(model), training, aside)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from operator import index
 from typing import Any, Protocol, Self
 
@@ -73,6 +74,26 @@ class SparseDraftProbs:
 
 
 @dataclass(frozen=True, slots=True)
+class _Shape:
+    """What is known of a tree from the parents of its verified nodes. siblings: parents of several, and these."""
+
+    children: Mapping[int, tuple[int, ...]]
+    siblings: tuple[tuple[int, tuple[int, ...]], ...]
+    is_chain: bool
+    depth: int
+
+
+@lru_cache(maxsize=4096)
+def _shape_of(parents: tuple[int, ...], num_verified: int) -> _Shape:
+    """Shapes are few, and come again step after step. Raises ValueError for what is no tree."""
+    tree.check_parents(parents)
+    verified = parents[:num_verified]
+    children = tree.children_of(verified)
+    siblings = tuple((parent, nodes) for parent, nodes in children.items() if len(nodes) > 1)
+    return _Shape(children, siblings, tree.is_chain(verified), max(tree.depths(verified), default=0))
+
+
+@dataclass(frozen=True, slots=True)
 class Proposal:
     """A tree of drafted tokens under the last committed one; siblings stand in the order they were drawn.
 
@@ -93,16 +114,15 @@ class Proposal:
     pruned: bool = False
     hidden: Tensor | None = field(default=None, compare=False)
     score: float = field(default=0.0, compare=False)
-    _children: dict[int, tuple[int, ...]] = field(init=False, repr=False, compare=False)
+    _shape: "_Shape" = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("tokens", "parents"):
-            object.__setattr__(self, name, tuple(int(index(value)) for value in getattr(self, name)))
+            object.__setattr__(self, name, tuple(map(int, map(index, getattr(self, name)))))
         object.__setattr__(self, "num_scratch", int(index(self.num_scratch)))
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
-        tree.check_parents(self.parents)
-        if any(token < 0 for token in self.tokens):
+        if min(self.tokens, default=0) < 0:
             raise ValueError(f"token id {min(self.tokens)} is negative")
         if not 0 <= self.num_scratch <= len(self.tokens):
             raise ValueError(f"{self.num_scratch} scratch nodes among {len(self.tokens)} nodes")
@@ -114,17 +134,17 @@ class Proposal:
             not ROOT <= parent < self.num_verified for parent in self.draft_probs.parents
         ):
             raise ValueError(f"draft_probs name {self.draft_probs.parents} among {self.num_verified} nodes")
-        children = tree.children_of(self.parents[: self.num_verified])
-        for parent, siblings in children.items():
+        shape = _shape_of(self.parents, self.num_verified)
+        for parent, siblings in shape.siblings:
             drawn = [self.tokens[node] for node in siblings]
             if len(set(drawn)) != len(drawn):
                 raise ValueError(f"two children of node {parent} hold the same token: {drawn}")
-        object.__setattr__(self, "_children", children)
+        object.__setattr__(self, "_shape", shape)
 
     @classmethod
     def empty(cls) -> "Proposal":
         """No draft: verification then is plain decoding."""
-        return cls()
+        return _EMPTY
 
     @classmethod
     def chain(
@@ -136,7 +156,7 @@ class Proposal:
     ) -> "Proposal":
         """Tokens one after another; `rows` [N, V]: what each was drawn from, None for point masses."""
         tokens = tuple(tokens)
-        parents = tuple(range(ROOT, len(tokens) - 1))
+        parents = tree.chain(len(tokens))
         draft_probs = None if rows is None else DenseDraftProbs(parents, rows)
         return cls(tokens, parents, draft_probs, hidden=hidden, score=score)
 
@@ -151,16 +171,16 @@ class Proposal:
     @property
     def is_chain(self) -> bool:
         """True when the verified nodes form one path (the empty proposal does)."""
-        return tree.is_chain(self.parents[: self.num_verified])
+        return self._shape.is_chain
 
     @property
     def depth(self) -> int:
         """Most tokens that can be accepted."""
-        return max(tree.depths(self.parents[: self.num_verified]), default=0)
+        return self._shape.depth
 
     def children(self, node: int) -> tuple[int, ...]:
         """Verified children of a node (or of the root, −1), in draw order."""
-        return self._children.get(node, ())
+        return self._shape.children.get(node, ())
 
     def child_with(self, node: int, token: int) -> int | None:
         """The verified child of `node` that holds `token`."""
@@ -198,6 +218,9 @@ class Proposal:
             pruned=self.pruned or self.draft_probs is not None,
             hidden=self.hidden[: 1 + len(kept)] if self.hidden is not None and kept == [*range(len(kept))] else None,
         )
+
+
+_EMPTY = Proposal()
 
 
 def check_proposal(proposal: Proposal, budget: int, vocab_size: int) -> None:

@@ -6,6 +6,7 @@ nodes) and live on the host; only the mask becomes a tensor.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -18,6 +19,12 @@ def check_parents(parents: Sequence[int]) -> None:
     for node, parent in enumerate(parents):
         if not ROOT <= parent < node:
             raise ValueError(f"node {node} has parent {parent}: a parent is -1 or an earlier node")
+
+
+@lru_cache(maxsize=1024)
+def chain(length: int) -> tuple[int, ...]:
+    """Parents of so many nodes, each under the one before it."""
+    return tuple(range(ROOT, length - 1))
 
 
 def depths(parents: Sequence[int]) -> tuple[int, ...]:

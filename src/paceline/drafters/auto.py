@@ -10,41 +10,59 @@ and what is drawn by chance was settled in method and number before and is never
 Sources: Leviathan et al. 2211.17192, §3.4 (the account); Liu et al., TurboSpec, 2406.14066 (goodput).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from paceline.core.proposal import Proposal
 from paceline.drafters.base import Drafter, SequenceView, create_drafter
-from paceline.drafters.composite import CompositeDrafter, Member, member_configs
+from paceline.drafters.composite import CompositeDrafter, Member, member_configs, union
 from paceline.drafters.config import SpeculativeConfig, auto_draft_tokens
 from paceline.drafters.policy import Policy
 from paceline.drafters.registry import find
 from paceline.models.head_search import find_heads
 from paceline.models.load import LoadedModel
-from paceline.models.shipped import shipped_heads
+from paceline.models.shipped import evaluated_acceptance, shipped_heads
 
 LOOKUPS = ("suffix", "ngram")  # always members: they need no model
 BY_HEADS = ("eagle3", "medusa", "early_exit")  # best first: every member costs what it observes
 
 
 class AutoDrafter(CompositeDrafter):
-    """Members by name, of whom `policy` chooses; `lookups` are asked before."""
+    """Members by name, of whom `policy` chooses; `lookups` are asked before.
+
+    on_trial: members that nobody asked for, and how often each position of their chains was accepted when they were
+    made. A head costs something even while it sits out: whoever knows what it costs here may `leave_out` one.
+    """
 
     name = "auto"
 
-    def __init__(self, members: Sequence[Member], lookups: Sequence[str] = LOOKUPS) -> None:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        lookups: Sequence[str] = LOOKUPS,
+        on_trial: Mapping[str, Sequence[float]] = MappingProxyType({}),
+    ) -> None:
         super().__init__(members)
         self.by_name = {member.drafter.name: member for member in members}
         self.lookups = tuple(name for name in self.by_name if name in lookups)
+        self.on_trial = on_trial
         self.policy: Policy | None = None
+
+    def leave_out(self, name: str) -> None:
+        """Do without a member, before anything is drafted."""
+        self.members = tuple(member for member in self.members if member.drafter.name != name)
+        self.by_name = {own: member for own, member in self.by_name.items() if own != name}
+        self.lookups = tuple(own for own in self.lookups if own != name)
+        self.needs = union(member.drafter for member in self.members)
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
         if self.policy is None:
             return super().propose(sequences, budgets)
         self.begin_pass(sequences)
-        found = {name: self._ask(self.by_name[name], sequences, budgets) for name in self.lookups}
+        found = self._looked_up(self.policy, sequences, budgets)
         choices = self.policy.choose(sequences, budgets, found)
         chosen: dict[str, list[int]] = {}
         for i, choice in enumerate(choices):
@@ -61,6 +79,23 @@ class AutoDrafter(CompositeDrafter):
                 proposals[i] = draft
                 self.credit(sequences[i], draft, self.by_name[method].drafter)
         return proposals
+
+    def _looked_up(
+        self, policy: Policy, sequences: Sequence[SequenceView], budgets: Sequence[int]
+    ) -> dict[str, list[Proposal]]:
+        """What each lookup would draft: nothing for a sequence whose lookups rest."""
+        asked = [i for i, sequence in enumerate(sequences) if policy.asks_lookups(sequence)]
+        if not asked or not self.lookups:
+            return {}
+        start = policy.clock()
+        whom, limits = [sequences[i] for i in asked], [budgets[i] for i in asked]
+        found = {name: self._ask(self.by_name[name], whom, limits) for name in self.lookups}
+        policy.looked_up(len(asked), policy.clock() - start)
+        if len(asked) < len(sequences):
+            for name, drafts in found.items():
+                by_place = dict(zip(asked, drafts, strict=True))
+                found[name] = [by_place.get(i, Proposal.empty()) for i in range(len(sequences))]
+        return found
 
     def _timed(
         self, policy: Policy, method: str, sequences: Sequence[SequenceView], budgets: Sequence[int]
@@ -94,21 +129,24 @@ def _first(draft: Proposal, count: int) -> Proposal:
 
 
 def create(config: SpeculativeConfig, target: LoadedModel) -> Drafter:
+    on_trial: dict[str, Sequence[float]] = {}
     if config.methods is None:
-        named = (*LOOKUPS, *_own(target)) if config.model is None else (*LOOKUPS, _kind(config.model, target))
+        if config.model is None:
+            on_trial = _own(target)
+        named = (*LOOKUPS, *on_trial) if config.model is None else (*LOOKUPS, _kind(config.model, target))
         members = tuple(SpeculativeConfig.from_dict({"method": name, **auto_draft_tokens(name)}) for name in named)
         config = replace(config, methods=members)
     if not any("draft_cache_tokens" in find(member.method).options for member in config.methods or ()):
         config = replace(config, draft_cache_tokens=None)  # how much room there is, whoever may take it
     configs = member_configs(config, least=1, before_others={})
     members_ready = [Member(create_drafter(m, target), m.num_speculative_tokens) for m in configs]
-    return AutoDrafter(members_ready, [m.method for m in configs if find(m.method).lookup])
+    return AutoDrafter(members_ready, [m.method for m in configs if find(m.method).lookup], on_trial)
 
 
-def _own(target: LoadedModel) -> tuple[str, ...]:
-    """The method of the best head that comes with the package for this target, if there is one."""
+def _own(target: LoadedModel) -> dict[str, Sequence[float]]:
+    """The method of the best head that comes with the package for this target, if there is one, and its acceptance."""
     heads = shipped_heads(target)
-    return tuple(name for name in BY_HEADS if name in heads)[:1]
+    return {name: evaluated_acceptance(heads[name]) for name in [name for name in BY_HEADS if name in heads][:1]}
 
 
 def _kind(model: str, target: LoadedModel) -> str:

@@ -61,6 +61,9 @@ class Features:
     scratch_argmax: torch.Tensor | None = None
 
 
+NO_FEATURES = Features()
+
+
 class SequenceView(Protocol):
     """What a drafter may see of a request: one choice of it, where `n` asked for several."""
 
@@ -202,7 +205,7 @@ def features(
 ) -> Features:
     """What a drafter asked to see of a pass, at the rows kept; without `logits` [T, V] hidden states alone."""
     if not needs.features:
-        return Features()
+        return NO_FEATURES
     index = torch.tensor(list(rows), device=out.hidden.device)
     hidden = {
         layer: (target.final_hidden(out.hidden) if layer < 0 else out.taps[layer])[index]

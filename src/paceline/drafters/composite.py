@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.core.proposal import Proposal
-from paceline.drafters.base import Drafter, Features, Needs, SequenceView, create_drafter
+from paceline.drafters.base import NO_FEATURES, Drafter, Features, Needs, SequenceView, create_drafter
 from paceline.drafters.config import MAX_DRAFT_TOKENS, SpeculativeConfig
 from paceline.drafters.registry import OF_METHODS, find, names
 from paceline.errors import PacelineError
@@ -139,6 +139,8 @@ def union(drafters: Iterable[Drafter]) -> Needs:
 
 def share(features: Features, needs: Needs, drafted: bool) -> Features:
     """What one member asked for, and no more; scratch nodes are those of the member that `drafted`."""
+    if not needs.features:
+        return NO_FEATURES
     top = features.top_tokens
     return Features(
         {layer: features.hidden[layer] for layer in needs.hidden_layers},

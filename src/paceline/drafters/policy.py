@@ -22,7 +22,13 @@ class Policy(Protocol):
     def choose(
         self, sequences: Sequence[SequenceView], budgets: Sequence[int], found: Mapping[str, Sequence[Proposal]]
     ) -> Sequence[Choice]:
-        """One choice a sequence, within its budget. `found`: what each lookup would draft for it."""
+        """One choice a sequence, within its budget. `found`: what each lookup that was asked would draft for it."""
+
+    def asks_lookups(self, sequence: SequenceView) -> bool:
+        """Whether its lookups are to be asked in this step; to be asked once a step."""
+
+    def looked_up(self, count: int, seconds: float) -> None:
+        """The lookups were asked for so many sequences."""
 
     def clock(self) -> float:
         """Seconds since some moment."""
@@ -66,3 +72,10 @@ class Choosing(Drafter, Protocol):
     @property
     def lookups(self) -> Sequence[str]:
         """Names of those that cost nothing, and are asked before the choice."""
+
+    @property
+    def on_trial(self) -> Mapping[str, Sequence[float]]:
+        """Names of those that nobody asked for, and how often each position of their chains is accepted."""
+
+    def leave_out(self, name: str) -> None:
+        """Do without one, before anything is drafted."""

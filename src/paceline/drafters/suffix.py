@@ -25,6 +25,7 @@ from paceline.models.load import LoadedModel
 
 DEFAULT_CACHED_REQUESTS = 10_000
 DEFAULT_CORPUS_TOKENS = 200_000  # about 80 MB
+FEW = 32  # tokens that are indexed when a draft is asked for, not before
 
 
 @dataclass(slots=True)
@@ -114,8 +115,11 @@ class SuffixDrafter:
         self._states: dict[int, _State] = {}
 
     def observe(self, sequence: SequenceView, tokens: Sequence[int], features: Features) -> None:
-        # A prompt is indexed chunk by chunk beside the target's passes, not all at once before the first draft.
-        self._state(sequence).catch_up(sequence.token_ids, len(tokens))
+        # A prompt is indexed chunk by chunk beside the target's passes, not all at once before the first draft. Few
+        # tokens wait for it: whoever isn't asked in every step then has the cheaper step.
+        state = self._state(sequence)
+        if len(tokens) > FEW:
+            state.catch_up(sequence.token_ids, len(tokens))
 
     def propose(self, sequences: Sequence[SequenceView], budgets: Sequence[int]) -> list[Proposal]:
         return [self._draft(sequence, budget) for sequence, budget in zip(sequences, budgets, strict=True)]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from paceline.core.proposal import Proposal
 from paceline.core.tree import ROOT
 from paceline.engine.acceptance import Kind
+from paceline.engine.rests import Rest
 
 MOST_FOLLOWED = 4  # drafts of one kind at a time: the next ones mostly go on like the last
 
@@ -54,6 +55,7 @@ class Watch:
     following: list[Followed] = field(default_factory=list)
     known: dict[str, int] = field(default_factory=dict)
     num_known: int = 0  # to all methods
+    rest: Rest = field(default_factory=Rest)  # of its lookups
 
     def settle(self, text: Sequence[int]) -> list[Followed]:
         """The text as it now is; drafts of which all is known."""

@@ -13,16 +13,20 @@ from paceline.engine.engine import Engine
 from paceline.engine.measure import measured
 from paceline.engine.policy import AutoPolicy
 from paceline.engine.profile import Profile, ProfileStore
+from paceline.engine.usage import Usage
 from paceline.models.home import Progress, silent
 from paceline.models.load import LoadedModel
+
+WORTH_HAVING = 1.1  # of a speed-up promised: a head costs a few per cent whenever it sits out, its evaluation flatters
 
 
 def add_method(engine: Engine, model: LoadedModel, config: SpeculativeConfig, progress: Progress = silent) -> None:
     """Load the drafter that a configuration names, for requests to use. Raises PacelineError for what cannot be."""
-    drafter = create_drafter(config, model)
-    engine.add_method(config.method, drafter, config.num_speculative_tokens)
+    drafter, policy = create_drafter(config, model), engine.policy
     if config.method == "auto":
-        engine.policy = auto_policy(cast(Choosing, drafter), model, config, progress)
+        policy = auto_policy(cast(Choosing, drafter), model, config, progress)
+    engine.add_method(config.method, drafter, config.num_speculative_tokens)
+    engine.policy = policy
 
 
 def auto_policy(
@@ -43,14 +47,27 @@ def auto_policy(
         if calm:
             store.save(profile)
     as_measured = CostTable.from_json(profile.costs.to_json())
+    usage = Usage(left_out=_left_out(drafter, profile.costs))
 
     def save(learnt: Profile) -> None:
         if calm:
             store.save(replace(learnt, costs=as_measured))
 
-    policy = AutoPolicy(drafter, profile.costs, profile.acceptance, profile.lengths, save)
+    policy = AutoPolicy(drafter, profile.costs, profile.acceptance, profile.lengths, save, usage=usage)
     drafter.policy = policy
     return policy
+
+
+def _left_out(drafter: Choosing, costs: CostTable) -> dict[str, float]:
+    """Members on trial that cannot pay here are left out; the speed-up that each could have, at the best of its K."""
+    found: dict[str, float] = {}
+    for name, acceptance in drafter.on_trial.items():
+        depths = range(1, 1 + len(acceptance)) if name in costs.drafts else ()
+        best = max((costs.speedup(name, acceptance[:k]) for k in depths), default=0.0)
+        if best < WORTH_HAVING:
+            drafter.leave_out(name)
+            found[name] = best
+    return found
 
 
 def _described(drafter: Choosing, config: SpeculativeConfig) -> str:

@@ -18,6 +18,7 @@ from paceline.engine.following import Followed, Watch
 from paceline.engine.plan import NOTHING, Option, PassSeconds, Pick, Plan, best_plan
 from paceline.engine.probes import Probes
 from paceline.engine.profile import Profile
+from paceline.engine.rests import AskingCosts
 from paceline.engine.timing import StepShape, StepTimes
 from paceline.engine.usage import DRAFTS_COST, NOTHING_FOUND, ROWS_COST, SELDOM_RIGHT, Usage
 
@@ -77,6 +78,7 @@ class AutoPolicy:
     clock: Callable[[], float] = time.perf_counter
     usage: Usage = field(default_factory=Usage)
     probes: Probes = field(default_factory=Probes)
+    asking: AskingCosts = field(default_factory=AskingCosts)
     _watches: dict[int, Watch] = field(default_factory=dict)
     _shape: StepShape | None = None
     _saved: float | None = None
@@ -104,6 +106,13 @@ class AutoPolicy:
 
     # What the drafter asks and tells
 
+    def asks_lookups(self, sequence: SequenceView) -> bool:
+        watch = self._watches.get(sequence.request_id)
+        return watch is None or watch.rest.begins_step()
+
+    def looked_up(self, count: int, seconds: float) -> None:
+        self.asking.saw(seconds, count)
+
     def choose(
         self, sequences: Sequence[SequenceView], budgets: Sequence[int], found: Mapping[str, Sequence[Proposal]]
     ) -> Sequence[Choice]:
@@ -116,11 +125,14 @@ class AutoPolicy:
         plan = self._plan(options, step)
         self._account(plan, options, step)
         picks = self._probed(plan, options, watches, step)
+        costly = self.asking.matter(step.pass_seconds(0), step.shape.num_sequences)
         for i, (watch, pick) in enumerate(zip(watches, picks, strict=True)):
+            method = None if pick.option is None else pick.option.method
             for name, drafts in found.items():
                 if len(drafts[i]):
-                    used = pick.count if pick.option is not None and pick.option.method == name else 0
-                    watch.add(Followed(_kind(name, drafts[i]), drafts[i], 0, used))
+                    watch.add(Followed(_kind(name, drafts[i]), drafts[i], 0, pick.count if method == name else 0))
+            if found:
+                watch.rest.ends_step(method in found, costly)
         return [Choice() if pick.option is None else Choice(pick.option.method, pick.count) for pick in picks]
 
     def drafted(

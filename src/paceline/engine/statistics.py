@@ -1,6 +1,7 @@
 """How speculation went, counted over the tokens that were kept. Every report of it uses these definitions."""
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 
 @dataclass(slots=True)
@@ -36,6 +37,11 @@ class SpeculationStatistics:
     def draft_acceptance_rate(self) -> float:
         """Accepted of the drafted tokens; 0 if none was drafted."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    def acceptance_by_position(self, count: int) -> list[float]:
+        """Of chains that are always `count` tokens long: how often each was accepted where all before it were."""
+        right = [sum(self.acceptance_histogram[i:]) for i in range(count + 1)]  # passes that accepted so many, or more
+        return [more / tried if tried else 0.0 for tried, more in pairwise(right)]
 
     def merge(self, other: "SpeculationStatistics") -> None:
         """Add another's sums."""

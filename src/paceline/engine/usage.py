@@ -1,6 +1,7 @@
 """What `auto` did, and why: sums over an engine's life, in a line and in JSON."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,7 @@ class Usage:
     off: Counter[tuple[int, str]] = field(default_factory=Counter)  # by sequences that ran, and the reason
     seconds: float = 0.0
     plain_seconds: float = 0.0
+    left_out: Mapping[str, float] = field(default_factory=dict)  # heads that do not pay here: speed-up at the best
 
     def of(self, method: str) -> MethodUse:
         return self.methods.setdefault(method, MethodUse())
@@ -72,6 +74,7 @@ class Usage:
             "num_choices": self.num_choices,
             "num_probes": self.num_probes,
             "predicted_speedup": self.speedup,
+            "left_out": dict(self.left_out),
             "methods": {
                 name: {
                     "num_drafts": use.num_drafts,

@@ -3,6 +3,7 @@
 Which target a head is for is what its folder says of it; the folders' names are for people.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ if TYPE_CHECKING:  # a command line that only reads its arguments does without t
     from paceline.models.load import LoadedModel
 
 FOLDER = Path(__file__).parents[1] / "heads"
+EVALUATION = "evaluation.json"  # beside a head: how it did when it was trained
 
 
 def shipped_methods() -> frozenset[str]:
@@ -49,3 +51,12 @@ def shipped_heads(target: "LoadedModel") -> Mapping[str, str]:
 def shipped_head(method: str, target: "LoadedModel") -> str | None:
     """The folder of the method's head for this target, if the package has one."""
     return shipped_heads(target).get(method) if method in shipped_methods() else None
+
+
+def evaluated_acceptance(head: str) -> tuple[float, ...]:
+    """How often each token of its chains was accepted, those before it being right; () if nobody has looked."""
+    try:
+        value = json.loads((Path(head) / EVALUATION).read_text(encoding="utf-8"))
+        return tuple(min(1.0, max(0.0, float(rate))) for rate in value["acceptance_by_position"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return ()

@@ -14,6 +14,7 @@ import torch
 from paceline.core.params import SamplingParams
 from paceline.engine.llm import LLM
 from paceline.engine.outputs import RequestOutput
+from paceline.engine.statistics import SpeculationStatistics
 from paceline.models.load import LoadedModel, load_model
 from paceline.train.batch import Batch, target_states
 from paceline.train.dataset import Sample
@@ -32,14 +33,16 @@ class Evaluation:
 
     def __call__(self, checkpoint: Path) -> dict[str, Any]:
         outputs = self.decode(checkpoint)
-        statistics = [output.outputs[0].speculation for output in outputs]
-        tokens, steps = sum(s.num_tokens for s in statistics), sum(s.num_steps for s in statistics)
+        total = SpeculationStatistics()
+        for output in outputs:
+            total.merge(output.outputs[0].speculation)
         simulated = [self.simulate(output) for output in outputs]
         passes = sum(len(lengths) for lengths in simulated)
         return {
-            "decoded_acceptance_length": round(tokens / max(1, steps), 4),
+            "decoded_acceptance_length": round(total.mean_acceptance_length, 4),
             "simulated_acceptance_length": round(sum(map(sum, simulated)) / max(1, passes), 4),
-            "decoded_tokens": tokens,
+            "decoded_tokens": total.num_tokens,
+            "acceptance_by_position": [round(r, 4) for r in total.acceptance_by_position(self.num_draft_tokens)],
         }
 
     def decode(self, checkpoint: Path) -> list[RequestOutput]:

@@ -17,6 +17,7 @@ import torch
 
 from paceline.errors import PacelineError
 from paceline.models.home import write_json
+from paceline.models.shipped import EVALUATION
 from paceline.train import checkpoint
 from paceline.train.batch import Batch
 from paceline.train.dataset import Sample, batches
@@ -33,7 +34,6 @@ Evaluate = Callable[[Path], Mapping[str, Any]]
 Rewrite = Callable[[Sequence[Sample], int], Sequence[Sample]]
 """Given a pack and its number in the run: the samples to learn from in its stead."""
 LOG = "log.jsonl"
-EVALUATION = "evaluation.json"
 CHECKPOINTS = "checkpoints"
 
 

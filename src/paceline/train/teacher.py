@@ -12,6 +12,7 @@ from paceline.train.batch import Batch
 from paceline.train.divergence import Divergence
 
 ROWS = 256  # whole rows of logits that are held at once
+ROWS_IN_CACHE = 8  # and that are looked at several times over
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +38,13 @@ class Teacher:
         head = unpacked(target.head)
         kept, norms, covered, best = [], [], [], []
         for rows in torch.split(states, ROWS):
-            logits = F.linear(rows, head.weight, head.bias)
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            norms.append(logits.logsumexp(-1))
-            kept.append(logits if vocabulary.ids is None else logits[:, vocabulary.ids])
-            highest, where = kept[-1].max(-1)
-            covered.append(highest == logits.amax(-1))
-            best.append(where)
+            for logits in torch.split(F.linear(rows, head.weight, head.bias), ROWS_IN_CACHE):
+                logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+                norms.append(logits.logsumexp(-1))
+                kept.append(logits if vocabulary.ids is None else logits[:, vocabulary.ids])
+                highest, where = kept[-1].max(-1)
+                covered.append(highest == logits.amax(-1))
+                best.append(where)
         row = torch.cumsum(wanted, 0) - 1
         return cls(row, *(torch.cat(parts) for parts in (kept, norms, covered, best)))
 
