@@ -267,7 +267,7 @@ def test_a_rest_is_over_once_a_draft_is_used() -> None:
     assert 58 in asked
     before, after = gaps[: asked.index(58)], gaps[asked.index(58) :]
     assert before == [1] * UNUSED + [2, 3, 4] + [5] * (len(before) - UNUSED - 3)
-    assert after[:UNUSED] == [1] * UNUSED and after[UNUSED] == 2
+    assert after[: UNUSED + 2] == [1] * (UNUSED + 1) + [2]
 
 
 @pytest.mark.parametrize("seed", range(3))
