@@ -27,10 +27,9 @@ SMALL = ("--draft-vocab-size", "64")
 PLAN = heads.Plan(
     data=("--prompts", "{prompts}", "--max-tokens", "16", "--temperature", "0", "1"),
     training=("--steps", "2", "--hold-aside", "2", "--evaluate-tokens", "6", "--batch-tokens", "120"),
-    heads=(
-        ("eagle3", "--ttt-steps", "2", *SMALL),
-        ("medusa", "--num-heads", "2", *SMALL),
-        ("early_exit", "--layers", "2", *SMALL),
+    lanes=(
+        (("eagle3", "--ttt-steps", "2", *SMALL),),
+        (("medusa", "--num-heads", "2", *SMALL), ("early_exit", "--layers", "2", *SMALL)),
     ),
 )
 
@@ -41,7 +40,7 @@ def made(tiny_llama_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     folder = tmp_path_factory.mktemp("heads")
     (folder / "prompts.txt").write_text("".join(f"prompt {i}\n" for i in range(8)))
     data = tuple(str(folder / "prompts.txt") if option == "{prompts}" else option for option in PLAN.data)
-    plan = heads.Plan(data, PLAN.training, PLAN.heads)
+    plan = heads.Plan(data, PLAN.training, PLAN.lanes)
     heads.make(("--model", str(tiny_llama_dir)), "tiny", folder / "work", folder / "package", plan)
     return folder
 
@@ -59,7 +58,7 @@ def test_a_second_run_has_nothing_to_do(
     kept = {path: path.read_bytes() for path in (made / "work").glob("*/model.safetensors")}
     lines = (made / "work/data.jsonl").read_text()
     steps = {path: path.read_text() for path in (made / "work").glob("*/log.jsonl")}
-    plan = heads.Plan(data, PLAN.training, PLAN.heads)
+    plan = heads.Plan(data, PLAN.training, PLAN.lanes)
     heads.make(("--model", str(tiny_llama_dir)), "tiny", made / "work", made / "again", plan)
     assert len(kept) == 3 and all(path.read_bytes() == held for path, held in kept.items())
     assert (made / "work/data.jsonl").read_text() == lines
@@ -74,6 +73,14 @@ def test_a_head_that_is_too_large_is_not_shipped(made: Path, tmp_path: Path, mon
     with pytest.raises(SystemExit, match="a head in the package may take 0"):
         heads.ship(made / "work/eagle3", tmp_path / "package/tiny/eagle3")
     assert not (tmp_path / "package").exists()
+
+
+def test_a_failure_ends_all_lanes(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    long = ("data", "generate", "--model", str(tmp_path / "nowhere"), "--prompts", str(tmp_path / "none"))
+    with pytest.raises(SystemExit) as ended:
+        heads.in_lanes([[("no-such-command",), ("never",)], [(*long, "--out", str(tmp_path / "data.jsonl"))]])
+    assert ended.value.code not in (None, 0)
+    assert "paceline never" not in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
