@@ -23,7 +23,7 @@ from paceline.engine.costs import CostTable, DraftCosts, TargetCosts
 from paceline.engine.engine import RequestOptions
 from paceline.engine.policy import AutoPolicy
 from paceline.engine.probes import Probes
-from paceline.engine.rests import LONGEST, UNUSED, Rest
+from paceline.engine.rests import LONGEST, UNUSED, Asking, Rest
 from paceline.models.decoder import Decoder
 
 PROMPT = prompt(20)
@@ -219,8 +219,9 @@ class RandomPolicy:
         self.source = random.Random(seed)
 
     def choose(
-        self, sequences: Sequence[SequenceView], budgets: Sequence[int], found: Mapping[str, Sequence[Proposal]]
-    ) -> Sequence[Choice]:
+        self, sequences: Sequence[SequenceView], budgets: Sequence[int], found: Mapping[str, Sequence[Proposal]],
+        asked_at: float,
+    ) -> Sequence[Choice]:  # fmt: skip
         return [Choice(self.source.choice(self.names), self.source.randint(0, budget)) for budget in budgets]
 
     def asks_lookups(self, sequence: SequenceView) -> bool:
@@ -232,15 +233,15 @@ class RandomPolicy:
     def drafted(self, *what: object) -> None:
         pass
 
-    begin = forget = looked_up = drafted
+    begin = forget = drafted
 
 
 def test_lookups_of_no_use_rest_where_asking_costs_something(
     target: Decoder, text: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wrong for 200 tokens, right from then on. Asking takes a hundredth of a pass, or nothing."""
-    asked, done = {}, {}
-    for seconds in (0.0, 0.01):
+    """Wrong for 200 tokens, right from then on. Asking takes a fortieth of a pass, or nothing."""
+    asked, done, rest = {}, {}, 4
+    for seconds in (0.0, 0.026):
         machine = Machine(lambda rows: 1.0 + 0.1 * rows)
         found = Scripted("found", text, lambda position: 99 if position > 220 else 0, machine, score=1.0)
         found.seconds = seconds / 16  # a round: it finds that many tokens
@@ -252,9 +253,9 @@ def test_lookups_of_no_use_rest_where_asking_costs_something(
         assert result.ids(number) == text[20:]
         asked[seconds], done[seconds] = [at for at in found.drafted if 60 <= at <= 220], result.num_steps
     assert len(asked[0.0]) > 150
-    assert len(asked[0.01]) < 50
-    assert max(later - sooner for sooner, later in pairwise(asked[0.01])) == 1 + LONGEST
-    assert done[0.01] <= done[0.0] + 2 * LONGEST  # it is believed after two that were right
+    assert len(asked[0.026]) < 50
+    assert max(later - sooner for sooner, later in pairwise(asked[0.026])) == 1 + rest  # 0.5 % of a pass a step
+    assert done[0.026] <= done[0.0] + 2 * rest  # it is believed after two that were right
 
 
 def test_a_rest_is_over_once_a_draft_is_used() -> None:
@@ -262,12 +263,24 @@ def test_a_rest_is_over_once_a_draft_is_used() -> None:
     for step in range(100):
         if rest.begins_step():
             asked.append(step)
-        rest.ends_step(used=step == 58, costly=True)
+        rest.ends_step(used=step == 58, longest=4)
     gaps = [later - sooner for sooner, later in pairwise(asked)]
     assert 58 in asked
     before, after = gaps[: asked.index(58)], gaps[asked.index(58) :]
     assert before == [1] * UNUSED + [2, 3, 4] + [5] * (len(before) - UNUSED - 3)
     assert after[: UNUSED + 2] == [1] * (UNUSED + 1) + [2]
+
+
+def test_where_lookups_are_seldom_used_a_sequence_begins_with_rests() -> None:
+    asking = Asking()
+    for _ in range(12):
+        asking.saw(0.016, sequences=16, num_used=0, num_running=16)
+    assert asking.seconds == pytest.approx(0.001)
+    assert asking.new_rest(16) == asking.new_rest(31) == Rest(UNUSED) and asking.new_rest(1) == Rest()
+    assert [asking.longest_rest(1.0, running) for running in (1, 10, 16, 1000)] == [0, 1, 3, LONGEST]
+    for _ in range(3):
+        asking.saw(0.016, sequences=16, num_used=2, num_running=16)
+    assert asking.new_rest(16) == Rest()
 
 
 @pytest.mark.parametrize("seed", range(3))

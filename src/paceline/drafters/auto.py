@@ -62,8 +62,9 @@ class AutoDrafter(CompositeDrafter):
         if self.policy is None:
             return super().propose(sequences, budgets)
         self.begin_pass(sequences)
+        asked_at = self.policy.clock()
         found = self._looked_up(self.policy, sequences, budgets)
-        choices = self.policy.choose(sequences, budgets, found)
+        choices = self.policy.choose(sequences, budgets, found, asked_at)
         chosen: dict[str, list[int]] = {}
         for i, choice in enumerate(choices):
             if choice.method is not None and choice.budget > 0:
@@ -87,10 +88,8 @@ class AutoDrafter(CompositeDrafter):
         asked = [i for i, sequence in enumerate(sequences) if policy.asks_lookups(sequence)]
         if not asked or not self.lookups:
             return {}
-        start = policy.clock()
         whom, limits = [sequences[i] for i in asked], [budgets[i] for i in asked]
         found = {name: self._ask(self.by_name[name], whom, limits) for name in self.lookups}
-        policy.looked_up(len(asked), policy.clock() - start)
         if len(asked) < len(sequences):
             for name, drafts in found.items():
                 by_place = dict(zip(asked, drafts, strict=True))

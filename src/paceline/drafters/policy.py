@@ -20,15 +20,16 @@ class Policy(Protocol):
     """Chooses, in every step, for each sequence."""
 
     def choose(
-        self, sequences: Sequence[SequenceView], budgets: Sequence[int], found: Mapping[str, Sequence[Proposal]]
-    ) -> Sequence[Choice]:
-        """One choice a sequence, within its budget. `found`: what each lookup that was asked would draft for it."""
+        self, sequences: Sequence[SequenceView], budgets: Sequence[int], found: Mapping[str, Sequence[Proposal]],
+        asked_at: float,
+    ) -> Sequence[Choice]:  # fmt: skip
+        """One choice a sequence, within its budget.
+
+        found: what each lookup that was asked would draft for it; asked_at: by the clock, when asking began.
+        """
 
     def asks_lookups(self, sequence: SequenceView) -> bool:
         """Whether its lookups are to be asked in this step; to be asked once a step."""
-
-    def looked_up(self, count: int, seconds: float) -> None:
-        """The lookups were asked for so many sequences."""
 
     def clock(self) -> float:
         """Seconds since some moment."""

@@ -18,9 +18,9 @@ from paceline.engine.following import Followed, Watch
 from paceline.engine.plan import NOTHING, Option, PassSeconds, Pick, Plan, best_plan
 from paceline.engine.probes import Probes
 from paceline.engine.profile import Profile
-from paceline.engine.rests import AskingCosts
+from paceline.engine.rests import Asking
 from paceline.engine.timing import StepShape, StepTimes
-from paceline.engine.usage import DRAFTS_COST, NOTHING_FOUND, ROWS_COST, SELDOM_RIGHT, Usage
+from paceline.engine.usage import DRAFTS_COST, LOOKUPS_REST, NOTHING_FOUND, ROWS_COST, SELDOM_RIGHT, Usage
 
 PLAIN = "none"
 IN_STEP = 16  # rows that a method reads as it drafts: only a longer lag is a cost of its own
@@ -78,7 +78,7 @@ class AutoPolicy:
     clock: Callable[[], float] = time.perf_counter
     usage: Usage = field(default_factory=Usage)
     probes: Probes = field(default_factory=Probes)
-    asking: AskingCosts = field(default_factory=AskingCosts)
+    asking: Asking = field(default_factory=Asking)
     _watches: dict[int, Watch] = field(default_factory=dict)
     _shape: StepShape | None = None
     _saved: float | None = None
@@ -110,12 +110,10 @@ class AutoPolicy:
         watch = self._watches.get(sequence.request_id)
         return watch is None or watch.rest.begins_step()
 
-    def looked_up(self, count: int, seconds: float) -> None:
-        self.asking.saw(seconds, count)
-
     def choose(
-        self, sequences: Sequence[SequenceView], budgets: Sequence[int], found: Mapping[str, Sequence[Proposal]]
-    ) -> Sequence[Choice]:
+        self, sequences: Sequence[SequenceView], budgets: Sequence[int], found: Mapping[str, Sequence[Proposal]],
+        asked_at: float,
+    ) -> Sequence[Choice]:  # fmt: skip
         watches = [self._settled(sequence) for sequence in sequences]
         step = self._step(sequences)
         options = [
@@ -123,16 +121,16 @@ class AutoPolicy:
             for i, (sequence, watch, budget) in enumerate(zip(sequences, watches, budgets, strict=True))
         ]
         plan = self._plan(options, step)
-        self._account(plan, options, step)
+        self._account(plan, options, watches, step)
         picks = self._probed(plan, options, watches, step)
-        costly = self.asking.matter(step.pass_seconds(0), step.shape.num_sequences)
         for i, (watch, pick) in enumerate(zip(watches, picks, strict=True)):
-            method = None if pick.option is None else pick.option.method
             for name, drafts in found.items():
                 if len(drafts[i]):
-                    watch.add(Followed(_kind(name, drafts[i]), drafts[i], 0, pick.count if method == name else 0))
-            if found:
-                watch.rest.ends_step(method in found, costly)
+                    used = pick.count if pick.option is not None and pick.option.method == name else 0
+                    watch.add(Followed(_kind(name, drafts[i]), drafts[i], 0, used))
+        if found:
+            used_by = [pick.option is not None and pick.option.method in found for pick in picks]
+            self._end_asking(watches, used_by, step, self.clock() - asked_at)
         return [Choice() if pick.option is None else Choice(pick.option.method, pick.count) for pick in picks]
 
     def drafted(
@@ -156,7 +154,7 @@ class AutoPolicy:
         self.costs.saw_draft(method, seconds, depths, behind)
 
     def begin(self, sequence: SequenceView, num_tokens: int) -> None:
-        self._watches[sequence.request_id] = Watch(len(sequence.token_ids), num_known=num_tokens)
+        self._watches[sequence.request_id] = self._new_watch(sequence, num_tokens)
 
     def forget(self, sequence: SequenceView) -> None:
         watch = self._watches.pop(sequence.request_id, None)
@@ -175,9 +173,13 @@ class AutoPolicy:
     def _settled(self, sequence: SequenceView) -> Watch:
         watch = self._watches.get(sequence.request_id)
         if watch is None:
-            watch = self._watches[sequence.request_id] = Watch(len(sequence.token_ids))
+            watch = self._watches[sequence.request_id] = self._new_watch(sequence)
         self._learn(sequence, watch.settle(sequence.token_ids))
         return watch
+
+    def _new_watch(self, sequence: SequenceView, num_known: int = 0) -> Watch:
+        running = 1 if self._shape is None else self._shape.num_sequences
+        return Watch(len(sequence.token_ids), num_known=num_known, rest=self.asking.new_rest(running))
 
     def _learn(self, sequence: SequenceView, settled: Sequence[Followed]) -> None:
         for followed in settled:
@@ -188,6 +190,13 @@ class AutoPolicy:
                 use.num_drafts += 1
                 use.num_draft_tokens += followed.num_used
                 use.num_accepted_tokens += min(followed.num_right, followed.num_used)
+
+    def _end_asking(self, watches: Sequence[Watch], used: Sequence[bool], step: _Step, seconds: float) -> None:
+        running = step.shape.num_sequences
+        self.asking.saw(seconds, sum(watch.rest.over for watch in watches), sum(used), running)
+        longest = self.asking.longest_rest(step.pass_seconds(0), running)
+        for watch, own in zip(watches, used, strict=True):
+            watch.rest.ends_step(own, longest)
 
     def _step(self, sequences: Sequence[SequenceView]) -> _Step:
         count = len(sequences)
@@ -241,12 +250,14 @@ class AutoPolicy:
             options = [[] for _ in options]
         return best_plan(options, step.pass_seconds, step.others)
 
-    def _account(self, plan: Plan, options: Sequence[Sequence[Option]], step: _Step) -> None:
+    def _account(self, plan: Plan, options: Sequence[Sequence[Option]], watches: Sequence[Watch], step: _Step) -> None:
         self.usage.num_choices += len(plan.picks)
         running = len(plan.picks) + step.others
-        for pick, own in zip(plan.picks, options, strict=True):
+        for pick, own, watch in zip(plan.picks, options, watches, strict=True):
             if pick.option is None:
-                self.usage.off[running, _why_not(own, len(plan.picks), step.pass_seconds)] += 1
+                rests = not own and not watch.rest.over
+                reason = LOOKUPS_REST if rests else _why_not(own, len(plan.picks), step.pass_seconds)
+                self.usage.off[running, reason] += 1
 
     def _probed(
         self, plan: Plan, options: Sequence[Sequence[Option]], watches: Sequence[Watch], step: _Step

@@ -8,6 +8,7 @@ from typing import Any
 ROWS_COST = "rows cost more than they return"
 DRAFTS_COST = "drafting costs more than it returns"
 SELDOM_RIGHT = "drafts are seldom right"
+LOOKUPS_REST = "lookups were of no use for a while, and are asked less often"
 NOTHING_FOUND = "there is nothing to draft from"
 
 
