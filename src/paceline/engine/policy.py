@@ -81,12 +81,13 @@ class AutoPolicy:
     asking: Asking = field(default_factory=Asking)
     _watches: dict[int, Watch] = field(default_factory=dict)
     _shape: StepShape | None = None
+    _num_running: int = 1  # sequences of the last step
     _saved: float | None = None
 
     # What the engine tells
 
     def before(self, shape: StepShape) -> None:
-        self._shape = shape
+        self._shape, self._num_running = shape, max(1, shape.num_sequences)
 
     def after(self, step: StepTimes) -> None:
         shape, costs = step.shape, self.costs
@@ -178,8 +179,7 @@ class AutoPolicy:
         return watch
 
     def _new_watch(self, sequence: SequenceView, num_known: int = 0) -> Watch:
-        running = 1 if self._shape is None else self._shape.num_sequences
-        return Watch(len(sequence.token_ids), num_known=num_known, rest=self.asking.new_rest(running))
+        return Watch(len(sequence.token_ids), num_known=num_known, rest=self.asking.new_rest(self._num_running))
 
     def _learn(self, sequence: SequenceView, settled: Sequence[Followed]) -> None:
         for followed in settled:
