@@ -90,14 +90,36 @@ def best_plan(options: Sequence[Sequence[Option]], pass_seconds: PassSeconds, ot
     plain = Plan((NOTHING,) * len(options), len(options) + others, pass_seconds(0))
     if not any(options):
         return plain
+    least = plain.rate * (1 + MARGIN)
+    if len(options) == 1:
+        return _alone(options[0], others, pass_seconds, least) or plain
     liked = [_favourite(own, len(options), others, pass_seconds) for own in options]
-    best, least = plain, plain.rate * (1 + MARGIN)
+    best = plain
     deepest = max((len(option.chances) for option in liked if option is not None and option.drafting), default=0)
     # A round of drafting is paid for by all who take part: so each number of rounds is tried.
     for rounds in range(deepest + 1):
         found = _filled(liked, rounds, plain, pass_seconds, least)
         if found is not None:
             best, least = found, found.rate
+    return best
+
+
+def _alone(options: Sequence[Option], others: int, pass_seconds: PassSeconds, least: float) -> Plan | None:
+    """The best plan above `least` tokens a second for the one sequence that has these options."""
+    best: Plan | None = None
+    for option in options:
+        tokens, rows, drafting = 1.0 + others, 0.0, 0.0
+        ceiling = tokens + sum(option.chances)
+        for k, chance in enumerate(option.chances):
+            tokens += chance
+            rows += option.rows(k)
+            drafting += option.seconds(k)
+            seconds = pass_seconds(rows) + drafting
+            if ceiling < least * seconds:
+                break  # even if all the others were free
+            if tokens > least * seconds:
+                best = Plan((Pick(option, k + 1),), tokens, seconds)
+                least = best.rate
     return best
 
 

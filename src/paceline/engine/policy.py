@@ -206,10 +206,11 @@ class AutoPolicy:
 
         def pass_seconds(drafted: float) -> float:
             whole = int(drafted)
-            while len(known) <= whole + 1:
+            more = whole + (drafted > whole)
+            while len(known) <= more:
                 seconds = self.costs.pass_seconds(shape.num_rows + len(known), shape.num_sequences, shape.context)
                 known.append(max(seconds, known[-1]) if known else seconds)
-            return known[whole] + (drafted - whole) * (known[whole + 1] - known[whole])
+            return known[whole] + (drafted - whole) * (known[more] - known[whole])
 
         drafting = {name: self.costs.draft_costs(name) for name in self._drafting_methods()}
         return _Step(shape, pass_seconds, max(0, shape.num_turns - count), drafting)
