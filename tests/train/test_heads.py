@@ -93,7 +93,7 @@ def test_they_are_found_for_their_target_in_any_precision(package: Path, tiny_ll
     bare = create_drafter(SpeculativeConfig(method="early_exit", early_exit_layer=1), target)
     assert (exiting.needs.early_layer, bare.needs.early_layer) == (2, 1)
     drafter = create_drafter(SpeculativeConfig(method="auto"), target)
-    assert isinstance(drafter, AutoDrafter) and list(drafter.by_name) == ["suffix", "ngram", "eagle3"]
+    assert isinstance(drafter, AutoDrafter) and list(drafter.by_name) == ["suffix", "eagle3"]
 
 
 def test_they_are_listed_and_taken_by_requests(
@@ -128,7 +128,7 @@ def test_another_target_of_the_same_shape_has_none(
     target = target_of(other)
     assert shipped_heads(target) == {} and shipped_head("eagle3", target) is None
     drafter = create_drafter(SpeculativeConfig(method="auto"), target)
-    assert isinstance(drafter, AutoDrafter) and list(drafter.by_name) == ["suffix", "ngram"]
+    assert isinstance(drafter, AutoDrafter) and list(drafter.by_name) == ["suffix"]
     assert main(["generate", "--model", str(other), "--method", "eagle3", "-n", "4", "prompt"]) == 1
 
 
@@ -154,7 +154,7 @@ def test_auto_takes_a_head_only_if_it_can_pay(
     llm = LLM(target_of(tiny_llama_dir))
     drafter = llm.engine.speculation.drafters["auto"]
     assert isinstance(drafter, AutoDrafter)
-    assert list(drafter.by_name) == ["suffix", "ngram", *(["eagle3"] if taken else [])]
+    assert list(drafter.by_name) == ["suffix", *(["eagle3"] if taken else [])]
     assert bool(drafter.needs.hidden_layers) == taken == bool(llm.engine.speculation.taps)
     report = llm.policy_report()
     assert report is not None and list(report["left_out"]) == ([] if taken else ["eagle3"])
@@ -170,7 +170,7 @@ def test_a_package_without_heads_is_as_it_was(
     target = target_of(tiny_llama_dir)
     assert shipped_methods() == frozenset() and shipped_heads(target) == {}
     drafter = create_drafter(SpeculativeConfig(method="auto"), target)
-    assert isinstance(drafter, AutoDrafter) and list(drafter.by_name) == ["suffix", "ngram"]
+    assert isinstance(drafter, AutoDrafter) and list(drafter.by_name) == ["suffix"]
     assert main(["generate", "--model", str(tiny_llama_dir), "--method", "eagle3", "-n", "4", "prompt"]) == 1
     assert "needs a draft head" in capsys.readouterr().err
 
