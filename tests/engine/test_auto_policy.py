@@ -259,14 +259,16 @@ def test_lookups_of_no_use_rest_where_asking_costs_something(
 
 
 def test_a_rest_is_over_once_a_draft_is_used() -> None:
-    rest, asked = Rest(), []
+    """What they found is used the first time that they are asked from step 58 on."""
+    rest, asked, used_at = Rest(), [], None
     for step in range(100):
         if rest.begins_step():
             asked.append(step)
-        rest.ends_step(used=step == 58, longest=4)
+            used_at = step if used_at is None and step >= 58 else used_at
+        rest.ends_step(used=step == used_at, longest=4)
+    assert used_at is not None
     gaps = [later - sooner for sooner, later in pairwise(asked)]
-    assert 58 in asked
-    before, after = gaps[: asked.index(58)], gaps[asked.index(58) :]
+    before, after = gaps[: asked.index(used_at)], gaps[asked.index(used_at) :]
     assert before == [1] * UNUSED + [2, 3, 4] + [5] * (len(before) - UNUSED - 3)
     assert after[: UNUSED + 2] == [1] * (UNUSED + 1) + [2]
 

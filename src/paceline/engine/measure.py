@@ -132,13 +132,16 @@ def run_pass(target: Decoder, segments: Sequence[Segment]) -> None:
         torch.cuda.synchronize(target.device)
 
 
-def timed(trials: Mapping[T, Trial], seconds: float, clock: Clock) -> dict[T, float]:
-    """Median seconds of each trial; one that had no turn in time is left out."""
+def timed(
+    trials: Mapping[T, Trial], seconds: float, clock: Clock, between: Callable[[], object] = lambda: None
+) -> dict[T, float]:
+    """Median seconds of each trial, `between` being run before it; one that had no turn in time is left out."""
     samples: dict[T, list[float]] = {name: [] for name in trials}
     start = clock()
     for number in range(ROUNDS):
         for name, trial in trials.items():
             if clock() - start < seconds or (trial.needed and number == 0):
+                between()
                 begin = clock()
                 trial.run()
                 samples[name].append(clock() - begin)
@@ -184,6 +187,7 @@ def measured_drafter(target: Decoder, drafter: Drafter, seconds: float, clock: C
             },
             seconds,
             clock,
+            between=lambda: run_pass(target, [Segment(first.cache, [0])]),  # in use, too, it drives drafts from caches
         )
         one = found["one"]
         # One that stops where it is unsure may draft little for a strange text: then a node costs what one does.

@@ -7,7 +7,7 @@ model's pass, and several per cent of a small one's.
 import math
 from dataclasses import dataclass, field
 
-UNUSED = 24  # times in a row that they were asked in vain, before the first rest
+UNUSED = 8  # times in a row that they were asked in vain, before the first rest
 LONGEST = 16  # steps: so many tokens at most of a passage that begins to be copied are not drafted
 SHARE = 0.005  # of the time, that asking in vain may take
 SELDOM = 0.05  # of the lookups that were asked: if fewer were used, a new sequence begins with rests
