@@ -1,5 +1,7 @@
 """`speculative_config`: vLLM's keys, Hugging Face's aliases, nothing accepted and ignored."""
 
+from pathlib import Path
+
 import pytest
 
 from paceline.core.tree_shapes import EAGLE_TREE, MEDUSA_TREE, DynamicTree, StaticTree
@@ -7,6 +9,7 @@ from paceline.drafters.base import create_drafter
 from paceline.drafters.config import SpeculativeConfig
 from paceline.drafters.registry import METHODS
 from paceline.errors import PacelineError
+from paceline.models import shipped
 
 
 def test_keys_and_aliases() -> None:
@@ -79,6 +82,7 @@ def test_shapes_of_heads_trees() -> None:
 
 
 @pytest.mark.parametrize("method", ["medusa", "eagle", "eagle3"])
-def test_heads_are_needed(method: str) -> None:
+def test_heads_are_needed(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)  # a package without heads
     with pytest.raises(PacelineError, match=f"method '{method}' needs its head"):
         create_drafter(SpeculativeConfig(method=method), None)  # type: ignore[arg-type]

@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from paceline.drafters.ngram import NgramDrafter
 from paceline.drafters.none import NoDrafter
 from paceline.engine.engine import RequestOptions
 from paceline.errors import PacelineError
+from paceline.models import shipped
 from paceline.models.decoder import Decoder, EarlyRows, ForwardOutput, LayerStep, Segment
 from paceline.models.load import LoadedModel
 from paceline.ops.layer import Layer
@@ -293,7 +295,8 @@ def loaded(target: Decoder) -> LoadedModel:
     return Model()  # type: ignore[return-value]
 
 
-def test_configured_as_asked() -> None:
+def test_configured_as_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "FOLDER", tmp_path)  # a package without heads
     target = tiny.tiny_decoder("llama", num_hidden_layers=8)
     assert default_skips(8) == (2, 4)
     drafter = create_drafter(SpeculativeConfig("layer_skip"), loaded(target))
