@@ -190,8 +190,8 @@ def measured_drafter(target: Decoder, drafter: Drafter, seconds: float, clock: C
             between=lambda: run_pass(target, [Segment(first.cache, [0])]),  # in use, too, it drives drafts from caches
         )
         one = found["one"]
-        # One that stops where it is unsure may draft little for a strange text: then a node costs what one does.
-        depth = max(drafted)
+        # One that stops where it is unsure may draft little for a strange text; a round more than it kept was run then.
+        depth = min(DRAFTED, max(drafted) + drafter.needs.looks_ahead)
         each = max(0.0, found["deep"] - one) / (depth - 1) if depth > 1 else one
         extra = max(0.0, found["both"] - one) if "both" in found else one / 2
         return DraftCosts(one, each, extra, max(0.0, reading - one) / length)
