@@ -15,6 +15,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, cast
@@ -39,6 +40,7 @@ from paceline.models.progress import terminal_progress
 
 WITHIN = 0.15
 METHOD = "draft_model"
+K = range(1, 9)
 BUILD = Path(__file__).parent.parent / "build"
 
 
@@ -49,7 +51,7 @@ def main() -> int:
     drafts = parser.add_mutually_exclusive_group()
     drafts.add_argument("--draft-model")
     drafts.add_argument("--own-layers", type=int, default=10, metavar="N", help="the target's first N layers draft")
-    parser.add_argument("--k", type=int, nargs="+", default=list(range(1, 9)))
+    parser.add_argument("--k", type=int, nargs="+", default=list(K))
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--first", type=int, default=8, help="how many prompts (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64)
@@ -90,13 +92,13 @@ def main() -> int:
 
 
 def chain(draft: str, k: int) -> SpeculativeConfig:
-    """Always k tokens: it does not end where it is in doubt."""
+    """Always k tokens: it does not end where it is in doubt, nor spends time on telling."""
     return SpeculativeConfig(METHOD, k, model=draft, draft_confidence_threshold=0.0)
 
 
 def learnt_costs(model: LoadedModel, draft: str, params: SamplingParams) -> CostTable:
     """As `auto` has them, on other prompts."""
-    arm = MethodArm("auto", model, SpeculativeConfig(method="auto", model=draft), 1)
+    arm = MethodArm("auto", model, replace(chain(draft, max(K)), method="auto"), 1)
     for each in read_prompts(None, PRACTICE).conversations:
         arm.warm_up([encode(model, first_turn(each))], [params])
     return cast(AutoPolicy, arm.llm.engine.policy).costs

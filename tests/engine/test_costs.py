@@ -104,6 +104,26 @@ def test_what_has_not_been_seen_for_long_is_slower_on_a_slower_machine() -> None
     assert table.pass_seconds(1, 1, 100) == pytest.approx(2.0, rel=0.1)
 
 
+def test_drafts_follow_the_machine_though_the_kinds_of_steps_took_that_for_their_own() -> None:
+    """A first step as fast as was measured, and all others twice as fast: then drafts are, too."""
+    table = CostTable(TARGET, {"draft": DraftCosts(1.0, 1.0)})
+    for _ in range(30):
+        for rows, seconds in ((1, 1.0), (2, 1.0), (8, 1.0)):
+            table.saw_pass(seconds if table._num_steps < 3 else seconds / 2, rows, 1, 100)
+    assert table.pass_seconds(1, 1, 100) == pytest.approx(0.5, rel=0.05)
+    assert table.draft_costs("draft").first == pytest.approx(0.5, rel=0.1)
+
+
+def test_one_slow_draft_is_half_believed() -> None:
+    """Its weights may have been far away, or its processor somewhere else."""
+    table = CostTable(TARGET, {"draft": DraftCosts(1.0, 1.0)})
+    table.saw_draft("draft", 4.0, [1], 0)
+    assert table.draft_costs("draft").first == pytest.approx(2.0)
+    for _ in range(40):
+        table.saw_draft("draft", 4.0, [1], 0)
+    assert table.draft_costs("draft").first == pytest.approx(4.0, rel=0.05)
+
+
 def test_a_method_that_was_never_measured_is_learnt() -> None:
     table = CostTable(TARGET)
     table.saw_draft("strange", 2.0, [4], 0)

@@ -96,6 +96,11 @@ class Drift:
     def count(self) -> int:
         return len(self._last)
 
+    @property
+    def believed(self) -> float:
+        """The same, but a few may have been outliers: one is half believed, two are by two thirds."""
+        return self.log_ratio * self.count / (self.count + 1)
+
     def add(self, log_ratio: float) -> None:
         self._last.append(log_ratio)
         self.log_ratio = _middle(self._last)
@@ -121,8 +126,7 @@ class CostTable:
     def pass_seconds(self, rows: int, sequences: int = 1, context: float = 0.0) -> float:
         """Of a target pass over `rows` rows of so many sequences."""
         own = self._groups.get(_group(rows, sequences))
-        # One step may have been an outlier: it is half believed.
-        shape = 0.0 if own is None else own.log_ratio * own.count / (own.count + 1)
+        shape = 0.0 if own is None else own.believed
         return self.target.at(rows, sequences, context) * math.exp(self._speed.log_ratio + shape)
 
     def num_seen(self, rows: int, sequences: int) -> int:
@@ -137,7 +141,19 @@ class CostTable:
             alone = self.pass_seconds(1)
             return DraftCosts(alone, alone, alone, alone)
         drift = self._drafts.get(method)
-        return known.scaled(math.exp(self._speed.log_ratio + (0.0 if drift is None else drift.log_ratio)))
+        return known.scaled(math.exp(self._machine + (0.0 if drift is None else drift.believed)))
+
+    @property
+    def _machine(self) -> float:
+        """How far the machine's speed is from the table's, as the logarithm of a ratio.
+
+        What steps of all kinds have in common may have gone into the groups: the middle one of them tells.
+        """
+        return self._speed.log_ratio + self._common
+
+    @property
+    def _common(self) -> float:
+        return _middle([group.believed for group in self._groups.values()]) if self._groups else 0.0
 
     def saw_pass(self, seconds: float, rows: int, sequences: int, context: float) -> None:
         """A pass took so long."""
@@ -149,7 +165,7 @@ class CostTable:
             self._speed.add(log_ratio - own.log_ratio)
         own.add(log_ratio - self._speed.log_ratio)
         self._num_steps += 1
-        if self._num_steps >= STEPS_TO_TELL and abs(self._speed.log_ratio) > DRIFTED:
+        if self._num_steps >= STEPS_TO_TELL and abs(self._machine) > DRIFTED:
             self._rescale()
 
     def saw_draft(self, method: str, seconds: float, depths: Sequence[int], behind: int) -> None:
@@ -157,12 +173,12 @@ class CostTable:
         known = self.drafts.get(method)
         if known is None:
             deepest = max(1, max(depths, default=1))
-            each = seconds / deepest / math.exp(self._speed.log_ratio)
+            each = seconds / deepest / math.exp(self._machine)
             known = self.drafts[method] = DraftCosts(each, each)
         predicted = known.at(depths, behind)
         if seconds > 0 and predicted > 0:
             drift = self._drafts.setdefault(method, Drift(SHAPE))
-            drift.add(math.log(seconds / predicted) - self._speed.log_ratio)
+            drift.add(math.log(seconds / predicted) - self._machine)
 
     def saw_rest(self, seconds: float, tokens: int) -> None:
         """What a step took besides, for the tokens that came out."""
@@ -185,15 +201,17 @@ class CostTable:
 
     def _rescale(self) -> None:
         """The whole machine is slower or faster than it was: the table says so from now on, and in the profile."""
-        factor = math.exp(self._speed.log_ratio)
+        factor, common = math.exp(self._machine), self._common
         self.target = self.target.scaled(factor)
         self.drafts = {method: costs.scaled(factor) for method, costs in self.drafts.items()}
         self._speed.shift(-self._speed.log_ratio)
+        for group in self._groups.values():
+            group.shift(-common)
         self._num_steps = 0
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "target": asdict(self.target.scaled(math.exp(self._speed.log_ratio))),
+            "target": asdict(self.target.scaled(math.exp(self._machine))),
             "drafts": {method: asdict(self.draft_costs(method)) for method in self.drafts},
             "per_token": self.per_token,
         }

@@ -40,10 +40,11 @@ WHAT = "measuring this machine"
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """Something to be timed, again and again; `needed`: at least once, whatever it takes."""
+    """Something to be timed, again and again: `run`, after `before`. `needed`: at least once, whatever it takes."""
 
     run: Callable[[], object]
     needed: bool = False
+    before: Callable[[], object] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +95,12 @@ def measured_target(target: Decoder, seconds: float, clock: Clock) -> TargetCost
 
     def trial(caches: Sequence[SequenceCache], count: int, needed: bool = False) -> Trial:
         segments = [Segment(cache, [0] * count) for cache in caches]
-        return Trial(lambda: run_pass(target, segments), needed)
+
+        def run() -> None:
+            run_pass(target, segments)
+
+        # Decoding repeats passes of a kind; one right behind a pass with matrix units is up to a quarter slower.
+        return Trial(run, needed, before=run)
 
     near, wide, several = [sequence(context)], [sequence(far)], [sequence(context) for _ in range(4)]
     rows = [count for count in ROWS if count <= context]
@@ -132,16 +138,14 @@ def run_pass(target: Decoder, segments: Sequence[Segment]) -> None:
         torch.cuda.synchronize(target.device)
 
 
-def timed(
-    trials: Mapping[T, Trial], seconds: float, clock: Clock, between: Callable[[], object] = lambda: None
-) -> dict[T, float]:
-    """Median seconds of each trial, `between` being run before it; one that had no turn in time is left out."""
+def timed(trials: Mapping[T, Trial], seconds: float, clock: Clock) -> dict[T, float]:
+    """Median seconds of each trial, one behind the other; one that had no turn in time is left out."""
     samples: dict[T, list[float]] = {name: [] for name in trials}
     start = clock()
     for number in range(ROUNDS):
         for name, trial in trials.items():
             if clock() - start < seconds or (trial.needed and number == 0):
-                between()
+                trial.before()
                 begin = clock()
                 trial.run()
                 samples[name].append(clock() - begin)
@@ -179,22 +183,28 @@ def measured_drafter(target: Decoder, drafter: Drafter, seconds: float, clock: C
         def deep() -> None:
             drafted.append(len(drafter.propose([first], [DRAFTED])[0]))
 
+        def plain() -> None:
+            run_pass(target, [Segment(first.cache, [0])])
+
+        # As in use: each drives the other's weights from the caches, and what the pass loses by it the draft costs.
         found = timed(
             {
+                "plain": Trial(plain, needed=True, before=plain),
                 "one": Trial(lambda: drafter.propose([first], [1]), needed=True),
+                "behind": Trial(plain, needed=True),
                 "deep": Trial(deep, needed=True),
-                "both": Trial(lambda: drafter.propose(strangers, [1, 1])),
+                "both": Trial(lambda: drafter.propose(strangers, [1, 1]), before=plain),
             },
             seconds,
             clock,
-            between=lambda: run_pass(target, [Segment(first.cache, [0])]),  # in use, too, it drives drafts from caches
         )
         one = found["one"]
         # One that stops where it is unsure may draft little for a strange text; a round more than it kept was run then.
         depth = min(DRAFTED, max(drafted) + drafter.needs.looks_ahead)
         each = max(0.0, found["deep"] - one) / (depth - 1) if depth > 1 else one
         extra = max(0.0, found["both"] - one) if "both" in found else one / 2
-        return DraftCosts(one, each, extra, max(0.0, reading - one) / length)
+        displaced = max(0.0, found["behind"] - found["plain"])
+        return DraftCosts(one + displaced, each, extra, max(0.0, reading - one) / length)
     finally:
         for stranger in strangers:
             drafter.release(stranger)
