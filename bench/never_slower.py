@@ -4,11 +4,12 @@
         [--concurrency 1 4 8 16] [--fixed ngram suffix …]
 
 Files are as `paceline bench` reads them; of each category the first --per-category prompts are taken, and as many of
-random words, which nothing can draft for. Greedy, EOS ignored. A block is as many requests as run at once, all of one
-category, begun together and answered by every arm in turn. Prompts come round again until a cell (a category at a
-concurrency) has --blocks, and from then on until its interval is as narrow as --width asks, or it has --most-blocks:
-how many it gets hangs on how wide the interval is, never on where it lies. No drafter learns from another request's
-answer. `auto` comes with the profile and the acceptance that it gathered on the prompts which ship with the package.
+random words, which nothing can draft for. Greedy, EOS ignored. A block is requests of one category, answered by every
+arm in turn: --waves times as many as run at once, so that a seat that falls free is taken (singly, one). Prompts come
+round again until a cell (a category at a concurrency) has --blocks, and from then on until its interval is as narrow as
+--width asks, or it has --most-blocks: how many it gets hangs on how wide the interval is, never on where it lies. No
+drafter learns from another request's answer. `auto` comes with the profile and the acceptance that it gathered on the
+prompts which ship with the package.
 
 It must hold: over all blocks the lower bound of the 95 % interval (bootstrap over blocks) of `auto`'s tokens per second
 to plain decoding's is at least 0.97; in every cell the ratio is at least 0.97 and its lower bound 0.93; and `auto` has
@@ -54,7 +55,7 @@ Cell: TypeAlias = tuple[int, str]
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Requests that run together: one sample of a cell."""
+    """Requests of a cell: one sample of it."""
 
     concurrency: int
     category: str
@@ -100,6 +101,7 @@ def main() -> int:
     parser.add_argument("--most-blocks", type=int, default=36, help="of a cell, at most (default: %(default)s)")
     parser.add_argument("--width", type=float, default=0.03,
         help="from the point to the lower bound, wanted of a cell (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--waves", type=int, default=2, help="requests for each seat (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--log", type=Path, help="default: bench/results/never_slower-MODEL[-DRAFT].jsonl")
     args = parser.parse_args()
@@ -126,6 +128,7 @@ def main() -> int:
         "draft": draft and portable(draft),
         "arms": list(configs),
         "tokens": args.tokens,
+        "waves": args.waves,
         "prompts": fingerprint(args.prompts),
     }
     code = f"{fingerprint(code_files())} {json.dumps(settings, sort_keys=True)}"
@@ -134,7 +137,7 @@ def main() -> int:
     with log.open("a") as file, resumable():
         print(json.dumps({"provenance": provenance(), "code": code}), file=file, flush=True)
         while True:
-            blocks = [block for cell, number in numbers.items() for block in blocks_of(cell, prompts, number)]
+            blocks = [block for cell, count in numbers.items() for block in blocks_of(cell, prompts, count, args.waves)]
             remaining = Remaining(sum(block.key not in samples for block in blocks))
             for sample in measure(model, configs, blocks, set(samples), args.tokens):
                 samples[sample.key] = sample
@@ -184,13 +187,13 @@ def encode(model: LoadedModel, text: str) -> tuple[int, ...]:
     return tuple(model.tokenizer.apply_chat_template([{"role": "user", "content": text}]))
 
 
-def blocks_of(cell: Cell, prompts: Mapping[str, Sequence[tuple[int, ...]]], count: int) -> Iterator[Block]:
+def blocks_of(cell: Cell, prompts: Mapping[str, Sequence[tuple[int, ...]]], count: int, waves: int) -> Iterator[Block]:
     """The first so many blocks of a cell, whose prompts come round again and again."""
     concurrency, category = cell
-    own = prompts[category]
+    own, size = prompts[category], 1 if concurrency == 1 else waves * concurrency
     for number in range(count):
-        first = number * concurrency
-        yield Block(concurrency, category, number, tuple(own[(first + i) % len(own)] for i in range(concurrency)))
+        first = number * size
+        yield Block(concurrency, category, number, tuple(own[(first + i) % len(own)] for i in range(size)))
 
 
 def too_wide(samples: Iterable[Sample], width: float) -> list[Cell]:

@@ -25,9 +25,12 @@ def test_cells_that_vary_get_more_blocks() -> None:
 
 def test_prompts_come_round() -> None:
     prompts = {"a": [(1,), (2,), (3,)]}
-    blocks = list(blocks_of((2, "a"), prompts, 4))
+    blocks = list(blocks_of((2, "a"), prompts, 4, waves=1))
     assert [block.prompts for block in blocks] == [((1,), (2,)), ((3,), (1,)), ((2,), (3,)), ((1,), (2,))]
     assert [block.key for block in blocks] == [(2, "a", number) for number in range(4)]
+    waves = {count: list(blocks_of((count, "a"), prompts, 2, waves=2)) for count in (1, 2)}
+    assert [block.prompts for block in waves[2]] == [((1,), (2,), (3,), (1,)), ((2,), (3,), (1,), (2,))]
+    assert [block.prompts for block in waves[1]] == [((1,),), ((2,),)]
 
 
 def test_a_run_is_gone_on_with(

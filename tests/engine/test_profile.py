@@ -108,13 +108,13 @@ def test_a_disk_that_takes_nothing_is_no_error(store: ProfileStore) -> None:
 
 
 def test_rates_by_hand() -> None:
-    """A request's own trials count three against the pool's; a class of drafts has rates of its own."""
+    """What is known of all counts as ten trials of a request; a class of drafts has rates of its own."""
     acceptance = PositionRates()
     kind = ("m", 0)
     assert acceptance.chances(1, kind, 2) == pytest.approx([0.6, 0.36])  # the first guess
     acceptance.add(1, kind, 1, False)  # one token, right
     pooled = (1 + 4 * 0.6) / 5
-    own = (1 + 3 * pooled) / 4
+    own = (1 + 10 * pooled) / 11
     assert acceptance.chances(1, kind, 1) == pytest.approx([own])
     assert acceptance.chances(2, kind, 1) == pytest.approx([pooled])
     assert acceptance.chances(1, ("m", 3), 1) == pytest.approx([0.5])

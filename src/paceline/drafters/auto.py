@@ -65,6 +65,9 @@ class AutoDrafter(CompositeDrafter):
         self.begin_pass(sequences)
         asked_at = self.policy.clock()
         found = self._looked_up(self.policy, sequences, budgets)
+        if not found and len(self.lookups) == len(self.members):
+            self.policy.rested(sequences)
+            return [Proposal.empty()] * len(sequences)
         choices = self.policy.choose(sequences, budgets, found, asked_at)
         chosen: dict[str, list[int]] = {}
         for i, choice in enumerate(choices):

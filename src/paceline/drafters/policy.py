@@ -31,6 +31,9 @@ class Policy(Protocol):
     def asks_lookups(self, sequence: SequenceView) -> bool:
         """Whether its lookups are to be asked in this step; to be asked once a step."""
 
+    def rested(self, sequences: Sequence[SequenceView]) -> None:
+        """There is nothing to choose from: nobody was asked."""
+
     def clock(self) -> float:
         """Seconds since some moment."""
 

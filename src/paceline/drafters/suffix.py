@@ -131,7 +131,9 @@ class SuffixDrafter:
         draft = state.tree.continuation(context, budget, self.draft_length)
         if not sequence.private_drafts:
             draft = self._better(draft, self.pool.tree.continuation(context, budget, self.draft_length))
-        return Proposal.chain(draft.tokens, score=draft.score) if draft.score >= self.min_score else Proposal.empty()
+        if not draft.tokens or draft.score < self.min_score:
+            return Proposal.empty()
+        return Proposal.chain(draft.tokens, score=draft.score)
 
     @staticmethod
     def _better(own: Continuation, pooled: Continuation) -> Continuation:

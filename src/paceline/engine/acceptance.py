@@ -11,8 +11,8 @@ from typing import Any, TypeAlias
 Kind: TypeAlias = tuple[str, int]
 """A method, and a class of drafts that it scores alike."""
 
-OWN_DECAY, POOLED_DECAY = 0.9, 0.98  # about the last 10 trials of a request, the last 50 of all
-OWN_WEIGHT, POOLED_WEIGHT = 3.0, 4.0  # trials that what they are drawn towards stands for
+OWN_DECAY, POOLED_DECAY = 0.9, 0.99  # about the last 10 trials of a request, the last 100 of all
+OWN_WEIGHT, POOLED_WEIGHT = 10.0, 4.0  # trials that what they are drawn towards stands for: requests are much alike
 MOST_KEPT = 24.0  # trials that a kept rate stands for, at most: an old profile must not outweigh what is seen now
 # Scores are tokens that the method expects to be right, or that it matched: a class each up to these.
 SCORES = (0.0, 0.75, 1.5, 3.0, 6.0, 12.0)

@@ -19,13 +19,16 @@ MOST_FOLLOWED = 4  # drafts of one kind at a time: the next ones mostly go on li
 class Followed:
     """A draft of a sequence. `asked`: tokens that were wanted; a chain that ends before was not sure enough.
 
-    `num_used`: nodes that were verified; 0 if it was not used.
+    `num_used`: nodes that were verified; 0 if it was not used. Of a lookup's, `price`: seconds of their rows, and
+    `worth`: seconds that one more token is worth.
     """
 
     kind: Kind
     draft: Proposal
     asked: int
     num_used: int
+    price: float = 0.0
+    worth: float = 0.0
     num_right: int = 0
     wrong: bool = False
     _node: int = ROOT
@@ -48,6 +51,19 @@ class Followed:
 
 
 @dataclass(slots=True, eq=False)
+class Standing:
+    """What was chosen for the last steps stands for some more. `left`: so many.
+
+    counts[kind]: tokens taken of a draft; price: seconds of a drafted row; worth: seconds that a token is worth.
+    """
+
+    left: int
+    price: float
+    worth: float
+    counts: dict[Kind, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True, eq=False)
 class Watch:
     """One sequence as the policy knows it. `known[method]`: tokens that a method has read."""
 
@@ -56,6 +72,7 @@ class Watch:
     known: dict[str, int] = field(default_factory=dict)
     num_known: int = 0  # to all methods
     rest: Rest = field(default_factory=Rest)  # of its lookups
+    standing: "Standing | None" = None
 
     def settle(self, text: Sequence[int]) -> list[Followed]:
         """The text as it now is; drafts of which all is known."""

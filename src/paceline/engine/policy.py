@@ -11,14 +11,15 @@ from typing import Any, Protocol
 
 from paceline.core.proposal import Proposal
 from paceline.drafters.base import SequenceView
+from paceline.drafters.config import MAX_DRAFT_TOKENS
 from paceline.drafters.policy import Choice, Choosing
 from paceline.engine.acceptance import FULL_LENGTH, Kind, PositionRates, score_class
-from paceline.engine.costs import CostTable, DraftCosts
-from paceline.engine.following import Followed, Watch
+from paceline.engine.costs import SHAPE, CostTable, DraftCosts
+from paceline.engine.following import Followed, Standing, Watch
 from paceline.engine.plan import NOTHING, Option, PassSeconds, Pick, Plan, best_plan
 from paceline.engine.probes import Probes
 from paceline.engine.profile import Profile
-from paceline.engine.rests import Asking
+from paceline.engine.rests import Asking, Rest
 from paceline.engine.timing import StepShape, StepTimes
 from paceline.engine.usage import DRAFTS_COST, LOOKUPS_REST, NOTHING_FOUND, ROWS_COST, SELDOM_RIGHT, Usage
 
@@ -26,6 +27,8 @@ PLAIN = "none"
 IN_STEP = 16  # rows that a method reads as it drafts: only a longer lag is a cost of its own
 HORIZON = 64  # tokens that catching up is spread over at least; later, as many as were generated so far
 MOST_DEPTH = 16  # levels of a tree that chances are kept for
+STANDS = 8  # steps: what is chosen for a sequence that runs alone, with lookups alone, hardly changes sooner
+LOOK_EVERY = 4  # steps of a kind that is known well: looking at what they took costs something, too
 PLAIN_STEPS = 2  # before anything is drafted, at each number of sequences (by powers of two)
 SAVE_EVERY = 30.0  # seconds
 
@@ -83,6 +86,8 @@ class AutoPolicy:
     _shape: StepShape | None = None
     _num_running: int = 1  # sequences of the last step
     _saved: float | None = None
+    _unseen: list[StepTimes] = field(default_factory=list)
+    _resting: dict[int, tuple[int, int]] = field(default_factory=dict)  # by sequences that run: patience, longest rest
 
     # What the engine tells
 
@@ -96,11 +101,15 @@ class AutoPolicy:
         if shape.num_chunks or not shape.num_turns:
             return  # prompts: rows without an output layer, and no tokens
         rows, sequences = shape.num_rows + step.num_draft_rows, shape.num_sequences
+        self._unseen.append(step)
+        if len(self._unseen) < LOOK_EVERY and costs.num_seen(rows, sequences) >= SHAPE:
+            return
         costs.saw_pass(step.target_s, rows, sequences, shape.context)
         costs.saw_rest(step.rest_s, step.num_tokens)
         plain = costs.pass_seconds(sequences, sequences, shape.context) / sequences + costs.per_token
-        self.usage.seconds += step.seconds
-        self.usage.plain_seconds += step.num_tokens * plain
+        self.usage.seconds += sum(each.seconds for each in self._unseen)
+        self.usage.plain_seconds += plain * sum(each.num_tokens for each in self._unseen)
+        self._unseen.clear()
 
     def report(self) -> dict[str, Any] | None:
         return self.usage.as_json()
@@ -108,14 +117,19 @@ class AutoPolicy:
     # What the drafter asks and tells
 
     def asks_lookups(self, sequence: SequenceView) -> bool:
-        watch = self._watches.get(sequence.request_id)
-        return watch is None or watch.rest.begins_step()
+        return self._settled(sequence).rest.begins_step()
+
+    def rested(self, sequences: Sequence[SequenceView]) -> None:
+        self.usage.num_choices += len(sequences)
+        self.usage.off[self._num_running, LOOKUPS_REST] += len(sequences)
 
     def choose(
         self, sequences: Sequence[SequenceView], budgets: Sequence[int], found: Mapping[str, Sequence[Proposal]],
         asked_at: float,
     ) -> Sequence[Choice]:  # fmt: skip
         watches = [self._settled(sequence) for sequence in sequences]
+        if self._only_lookups and (choices := self._at_once(watches, budgets, found, asked_at)) is not None:
+            return choices
         step = self._step(sequences)
         options = [
             self._options(sequence, watch, budget, {name: drafts[i] for name, drafts in found.items()}, step)
@@ -124,14 +138,20 @@ class AutoPolicy:
         plan = self._plan(options, step)
         self._account(plan, options, watches, step)
         picks = self._probed(plan, options, watches, step)
+        rows = sum(pick.count for pick in picks)
+        price = (step.pass_seconds(rows) - step.pass_seconds(0)) / rows if rows else 0.0
+        worth = 1 / plan.rate
+        if self._only_lookups and len(found) == len(watches) == 1:
+            self._let_stand(watches[0], plan.picks[0], next(iter(found.items())), step, worth)
         for i, (watch, pick) in enumerate(zip(watches, picks, strict=True)):
             for name, drafts in found.items():
                 if len(drafts[i]):
                     used = pick.count if pick.option is not None and pick.option.method == name else 0
-                    watch.add(Followed(_kind(name, drafts[i]), drafts[i], 0, used))
+                    watch.add(Followed(_kind(name, drafts[i]), drafts[i], 0, used, used * price, worth))
         if found:
-            used_by = [pick.option is not None and pick.option.method in found for pick in picks]
-            self._end_asking(watches, used_by, step, self.clock() - asked_at)
+            longest = self.asking.longest_rest(step.pass_seconds(0), step.shape.num_sequences)
+            self._resting[self._num_running] = (self.asking.patience(self._num_running), longest)
+            self._end_asking(watches, self.clock() - asked_at)
         return [Choice() if pick.option is None else Choice(pick.option.method, pick.count) for pick in picks]
 
     def drafted(
@@ -161,7 +181,7 @@ class AutoPolicy:
         watch = self._watches.pop(sequence.request_id, None)
         if watch is None:
             return
-        self._learn(sequence, [*watch.settle(sequence.token_ids), *watch.following])
+        self._learn(sequence, [*watch.settle(sequence.token_ids), *watch.following], watch.rest)
         self.acceptance.forget(sequence.request_id)
         self.lengths.forget(sequence.request_id)
         now = self.clock()
@@ -175,13 +195,13 @@ class AutoPolicy:
         watch = self._watches.get(sequence.request_id)
         if watch is None:
             watch = self._watches[sequence.request_id] = self._new_watch(sequence)
-        self._learn(sequence, watch.settle(sequence.token_ids))
+        self._learn(sequence, watch.settle(sequence.token_ids), watch.rest)
         return watch
 
     def _new_watch(self, sequence: SequenceView, num_known: int = 0) -> Watch:
         return Watch(len(sequence.token_ids), num_known=num_known, rest=self.asking.new_rest(self._num_running))
 
-    def _learn(self, sequence: SequenceView, settled: Sequence[Followed]) -> None:
+    def _learn(self, sequence: SequenceView, settled: Sequence[Followed], rest: Rest) -> None:
         for followed in settled:
             if followed.num_right or followed.wrong:
                 self.acceptance.add(sequence.request_id, followed.kind, followed.num_right, followed.wrong)
@@ -189,14 +209,66 @@ class AutoPolicy:
                 use = self.usage.of(followed.kind[0])
                 use.num_drafts += 1
                 use.num_draft_tokens += followed.num_used
-                use.num_accepted_tokens += min(followed.num_right, followed.num_used)
+                accepted = min(followed.num_right, followed.num_used)
+                use.num_accepted_tokens += accepted
+                saved = accepted * followed.worth - followed.price
+                if followed.kind[0] in self.drafter.lookups and saved > 0:
+                    self.asking.paid(saved, self._num_running)
+                    rest.paid()
 
-    def _end_asking(self, watches: Sequence[Watch], used: Sequence[bool], step: _Step, seconds: float) -> None:
-        running = step.shape.num_sequences
-        self.asking.saw(seconds, sum(watch.rest.over for watch in watches), sum(used), running)
-        longest = self.asking.longest_rest(step.pass_seconds(0), running)
-        for watch, own in zip(watches, used, strict=True):
-            watch.rest.ends_step(own, longest)
+    def _end_asking(self, watches: Sequence[Watch], seconds: float) -> None:
+        self.asking.saw(seconds, sum(watch.rest.over for watch in watches), self._num_running)
+        patience, longest = self._resting[self._num_running]
+        for watch in watches:
+            watch.rest.ends_step(patience, longest)
+
+    # Choices that take no thought
+
+    @property
+    def _only_lookups(self) -> bool:
+        return len(self.drafter.lookups) == len(self.drafter.by_name)
+
+    def _at_once(
+        self, watches: Sequence[Watch], budgets: Sequence[int], found: Mapping[str, Sequence[Proposal]], asked_at: float
+    ) -> Sequence[Choice] | None:
+        """Nothing, if nothing was found; or, for one sequence, what was chosen of late. None: think."""
+        if self._num_running not in self._resting:
+            return None
+        drafts = [(name, draft) for name, own in found.items() for draft in own if len(draft)]
+        if not drafts:
+            for watch in watches:
+                self.usage.off[len(watches), NOTHING_FOUND if watch.rest.over else LOOKUPS_REST] += 1
+            choices = [Choice()] * len(watches)
+        elif len(drafts) == len(watches) == 1:
+            choice = self._stands(watches[0], budgets[0], *drafts[0])
+            choices = [] if choice is None else [choice]
+        else:
+            choices = []
+        if not choices:
+            return None
+        self.usage.num_choices += len(watches)
+        self._end_asking(watches, self.clock() - asked_at)
+        return choices
+
+    def _stands(self, watch: Watch, budget: int, name: str, draft: Proposal) -> Choice | None:
+        standing, kind = watch.standing, _kind(name, draft)
+        if standing is None or standing.left <= 0 or (count := standing.counts.get(kind)) is None:
+            return None
+        standing.left -= 1
+        used = min(count, budget, len(draft))
+        watch.add(Followed(kind, draft, 0, used, used * standing.price, standing.worth))
+        return Choice(name, used)
+
+    def _let_stand(
+        self, watch: Watch, pick: Pick, found: tuple[str, Sequence[Proposal]], step: _Step, worth: float
+    ) -> None:
+        """Of a draft that was taken to its end, as much as there is."""
+        name, (draft,) = found
+        if pick.count == 0 or self.costs.num_seen(step.shape.num_rows + pick.count, 1) < STANDS:
+            return
+        if watch.standing is None or watch.standing.left <= 0:
+            watch.standing = Standing(STANDS, step.pass_seconds(1) - step.pass_seconds(0), worth)
+        watch.standing.counts[_kind(name, draft)] = MAX_DRAFT_TOKENS if pick.count == len(draft) else pick.count
 
     def _step(self, sequences: Sequence[SequenceView]) -> _Step:
         count = len(sequences)

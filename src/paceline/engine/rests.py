@@ -1,16 +1,16 @@
-"""When lookups rest: of no use to a sequence for a while, they are asked less often, where asking costs something.
+"""When lookups rest: where they did not pay for a while, a sequence's are asked less often, if asking costs something.
 
-A lookup and the choice after it take some tenths of a millisecond for each sequence. That is nothing beside a large
-model's pass, and several per cent of a small one's.
+A lookup and the choice after it take about a tenth of a millisecond for each sequence. That is nothing beside a large
+model's pass, and several per cent of a small one's. They pay with a draft of which more tokens were right than its rows
+cost: chosen drafts are those whose chances were overrated, so that it is the outcome that counts.
 """
 
 import math
 from dataclasses import dataclass, field
 
-UNUSED = 8  # times in a row that they were asked in vain, before the first rest
+SOONEST = 4  # times that they are asked in vain before the first rest, at least
 LONGEST = 16  # steps: so many tokens at most of a passage that begins to be copied are not drafted
 SHARE = 0.005  # of the time, that asking in vain may take
-SELDOM = 0.05  # of the lookups that were asked: if fewer were used, a new sequence begins with rests
 SMOOTHING = 0.02
 
 
@@ -18,7 +18,7 @@ SMOOTHING = 0.02
 class Rest:
     """Of one sequence."""
 
-    unused: int = 0
+    in_vain: int = 0  # times in a row that they were asked and did not pay
     left: int = 0  # steps
     over: bool = True
 
@@ -28,37 +28,61 @@ class Rest:
         self.left -= not self.over
         return self.over
 
-    def ends_step(self, used: bool, longest: int) -> None:
-        """Each time that they were asked in vain, once that has become usual, makes the next rest a step longer."""
-        if not self.over:
-            return
-        self.unused = 0 if used else self.unused + 1
-        self.left = min(max(self.unused - UNUSED, 0), longest)
+    def ends_step(self, patience: int, longest: int) -> None:
+        """Beyond `patience`, each time that they were asked in vain makes the next rest a step longer."""
+        if self.over:
+            self.in_vain += 1
+            self.left = min(max(self.in_vain - patience, 0), longest)
+
+    def paid(self) -> None:
+        """A draft was worth its rows."""
+        self.in_vain = self.left = 0
+
+
+@dataclass(slots=True)
+class Returns:
+    """What came of asking among so many sequences: running means."""
+
+    paid: float = 1.0  # of the times that they were asked
+    seconds: float = 0.0  # that a draft which paid saved
 
 
 @dataclass(slots=True)
 class Asking:
-    """What asking the lookups of a sequence takes, in seconds, and how often they are used: running means.
+    """What asking a sequence's lookups takes, in seconds, and what it returns.
 
     The latter by the number of sequences that run (by powers of two): rows become dear where there are many.
     """
 
     seconds: float = 0.0
-    _used: dict[int, float] = field(default_factory=dict)
+    _returns: dict[int, Returns] = field(default_factory=dict)
 
-    def saw(self, seconds: float, sequences: int, num_used: int, num_running: int) -> None:
-        """So many sequences' were asked together, and those of some were used."""
+    def saw(self, seconds: float, sequences: int, num_running: int) -> None:
+        """So many sequences' were asked together."""
         each = seconds / sequences
         self.seconds += SMOOTHING * (each - self.seconds) if self.seconds else each
-        group, keep = num_running.bit_length(), (1 - SMOOTHING) ** sequences
-        self._used[group] = keep * self._used.get(group, 1.0) + (1 - keep) * num_used / sequences
+        self._of(num_running).paid *= (1 - SMOOTHING) ** sequences
+
+    def paid(self, seconds: float, num_running: int) -> None:
+        """A draft saved so much."""
+        returns = self._of(num_running)
+        returns.paid = min(1.0, returns.paid + SMOOTHING)
+        returns.seconds += SMOOTHING * (seconds - returns.seconds) if returns.seconds else seconds
 
     def new_rest(self, num_running: int) -> Rest:
-        """Of a sequence that begins among so many."""
-        seldom = self._used.get(num_running.bit_length(), 1.0) < SELDOM
-        return Rest(UNUSED if seldom else 0)
+        """Of a sequence that begins among so many: where asking costs more than it returns, with rests."""
+        returns = self._of(num_running)
+        pays = not returns.seconds or returns.paid * returns.seconds >= self.seconds
+        return Rest(0 if pays else self.patience(num_running))
+
+    def patience(self, num_running: int) -> int:
+        """Times that they are asked in vain before they rest: it costs as much as one draft that pays saves."""
+        return SOONEST + round(self._of(num_running).seconds / self.seconds) if self.seconds else SOONEST
 
     def longest_rest(self, pass_seconds: float, num_running: int) -> int:
         """Steps, beside passes of so many sequences."""
         share = self.seconds * num_running / pass_seconds
         return min(LONGEST, max(0, math.ceil(share / SHARE) - 1))
+
+    def _of(self, num_running: int) -> Returns:
+        return self._returns.setdefault(num_running.bit_length(), Returns())

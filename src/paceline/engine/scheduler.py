@@ -84,9 +84,7 @@ class Scheduler:
     def schedule(self) -> Schedule:
         """Decide the next step; blocks for all its rows are taken."""
         plan = Schedule()
-        for sequence in self.running:
-            if sequence.decodes:
-                sequence.cache.truncate(sequence.cache.length)  # blocks of the last step's rejected drafts
+        self._trim()
         # 1. The running ones go on, oldest first. Who finds no block for its next row puts the youngest back.
         for sequence in self.running:
             if sequence.runs and sequence.decodes:
@@ -112,6 +110,20 @@ class Scheduler:
         sequence.runs = False
         sequence.num_put_back += 1
         sequence.cache.release()
+
+    def _trim(self) -> None:
+        """Take back the blocks of the last step's rejected drafts, where somebody may lack them.
+
+        Else they wait for the next draft: whoever takes a block has to clear it.
+        """
+        running = self.running
+        decoding = [sequence for sequence in running if sequence.decodes]
+        most = sum(2 + sequence.request.num_draft_tokens // BLOCK for sequence in decoding)
+        seats = self._max_num_seqs - len(running)
+        most += sum(2 + len(sequence.token_ids) // BLOCK for sequence in self.waiting[:seats])
+        if self._pool.num_free < most:
+            for sequence in decoding:
+                sequence.cache.truncate(sequence.cache.length)
 
     def _turn(self, sequence: Sequence) -> Turn:
         """Drafts take free blocks, and those of the prefix cache, but nobody else's."""
