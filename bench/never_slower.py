@@ -145,7 +145,8 @@ def main() -> int:
                 found = sample.paired(AUTO)
                 speed = found.tokens / found.seconds / (found.plain_tokens / found.plain_seconds)
                 print(f"{sample.key}: {speed:.3f}; {remaining.after_one_more()}", file=sys.stderr, flush=True)
-            wide = [cell for cell in too_wide(samples.values(), args.width) if numbers[cell] < args.most_blocks]
+            own = [samples[block.key] for block in blocks]  # the log may have other cells, too
+            wide = [cell for cell in too_wide(own, args.width) if numbers[cell] < args.most_blocks]
             if not wide:
                 break
             print(f"{len(wide)} cells are not sure enough yet", file=sys.stderr, flush=True)

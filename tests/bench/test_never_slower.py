@@ -39,11 +39,12 @@ def test_a_run_is_gone_on_with(
     prompts, log = tmp_path / "prompts.jsonl", tmp_path / "log.jsonl"
     prompts.write_text(json.dumps({"turns": ["say it again"], "category": "chat"}) + "\n")
     monkeypatch.setattr(never_slower, "encode", lambda model, text: tuple(len(word) for word in text.split()[:20]))
-    options = ["--prompts", str(prompts), "--model", str(tiny_llama_dir), "--log", str(log), "--concurrency", "1",
+    options = ["--prompts", str(prompts), "--model", str(tiny_llama_dir), "--log", str(log),
                "--per-category", "1", "--tokens", "4", "--blocks", "2", "--width", "0"]  # fmt: skip
 
-    def cells(most: int) -> dict[str, int]:
-        monkeypatch.setattr(sys, "argv", ["never_slower.py", *options, "--most-blocks", str(most)])
+    def cells(most: int, concurrency: int = 1) -> dict[str, int]:
+        own = ["--most-blocks", str(most), "--concurrency", str(concurrency)]
+        monkeypatch.setattr(sys, "argv", ["never_slower.py", *options, *own])
         never_slower.main()
         rows = json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]
         return {row["category"]: row["auto"]["samples"] for row in rows}
@@ -54,3 +55,4 @@ def test_a_run_is_gone_on_with(
     added = [json.loads(line) for line in log.read_text().splitlines()[before:]]
     assert [(line["category"], line["number"]) for line in added if "category" in line] == [
         ("chat", 2), ("random words", 2), ("chat", 3), ("random words", 3)]  # fmt: skip
+    assert cells(2, concurrency=2) == {"chat": 2, "random words": 2}  # beside what is there

@@ -276,18 +276,21 @@ def test_a_rest_is_over_once_a_draft_is_used() -> None:
     assert after[: patience + 2] == [1] * (patience + 1) + [2]
 
 
-def test_lookups_are_asked_in_vain_for_as_long_as_one_that_pays_makes_good() -> None:
-    """By how many run: what pays for one sequence may not for sixteen."""
+def test_lookups_are_asked_in_vain_for_as_long_as_a_draft_makes_good() -> None:
+    """By how many run: what pays for one sequence may not for sixteen. Wrong drafts count as what they cost."""
     asking = Asking()
     for _ in range(12):
         asking.saw(0.016, sequences=16, num_running=16)
     assert asking.seconds == pytest.approx(0.001)
     assert asking.patience(16) == asking.patience(1) == SOONEST
-    for _ in range(200):
-        asking.paid(0.020, num_running=1)
-        asking.paid(0.004, num_running=16)
+    for _ in range(400):
+        asking.returned(0.020, num_running=1)
+        for saved in (0.012, -0.004):
+            asking.returned(saved, num_running=16)
+        asking.returned(-0.001, num_running=4)
     assert asking.patience(1) == SOONEST + 20
     assert asking.patience(16) == asking.patience(31) == SOONEST + 4
+    assert asking.patience(4) == SOONEST
     assert [asking.longest_rest(1.0, running) for running in (1, 10, 16, 1000)] == [0, 1, 3, LONGEST]
 
 
@@ -295,13 +298,13 @@ def test_where_asking_costs_more_than_it_returns_a_sequence_begins_with_rests() 
     asking = Asking()
     asking.saw(0.016, sequences=16, num_running=16)
     assert asking.new_rest(16) == Rest()  # nothing is known yet
-    asking.paid(0.004, num_running=16)
+    asking.returned(0.004, num_running=16)
     for _ in range(12):
         asking.saw(0.016, sequences=16, num_running=16)
     assert asking.new_rest(16) == asking.new_rest(31) == Rest(SOONEST + 4)
     assert asking.new_rest(1) == Rest()
     for _ in range(30):
-        asking.paid(0.004, num_running=16)
+        asking.returned(0.004, num_running=16)
     assert asking.new_rest(16) == Rest()
 
 

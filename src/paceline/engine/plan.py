@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from paceline.engine.costs import DraftCosts
 
-MARGIN = 0.03  # by so much drafting must be better than not to: figures are not that exact
+MARGIN = 0.02  # by so much drafting must be better than not to: figures are not that exact
 
 
 @dataclass(frozen=True, slots=True)

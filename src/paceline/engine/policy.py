@@ -211,10 +211,11 @@ class AutoPolicy:
                 use.num_draft_tokens += followed.num_used
                 accepted = min(followed.num_right, followed.num_used)
                 use.num_accepted_tokens += accepted
-                saved = accepted * followed.worth - followed.price
-                if followed.kind[0] in self.drafter.lookups and saved > 0:
-                    self.asking.paid(saved, self._num_running)
-                    rest.paid()
+                if followed.kind[0] in self.drafter.lookups:
+                    saved = accepted * followed.worth - followed.price
+                    self.asking.returned(saved, self._num_running)
+                    if saved > 0:
+                        rest.paid()
 
     def _end_asking(self, watches: Sequence[Watch], seconds: float) -> None:
         self.asking.saw(seconds, sum(watch.rest.over for watch in watches), self._num_running)

@@ -35,7 +35,7 @@ class Rest:
             self.left = min(max(self.in_vain - patience, 0), longest)
 
     def paid(self) -> None:
-        """A draft was worth its rows."""
+        """A draft was worth more than its rows."""
         self.in_vain = self.left = 0
 
 
@@ -43,8 +43,8 @@ class Rest:
 class Returns:
     """What came of asking among so many sequences: running means."""
 
-    paid: float = 1.0  # of the times that they were asked
-    seconds: float = 0.0  # that a draft which paid saved
+    used: float = 1.0  # drafts that were used, each time that they were asked
+    seconds: float | None = None  # that such a draft saved, wrong ones counted as what they cost
 
 
 @dataclass(slots=True)
@@ -61,23 +61,25 @@ class Asking:
         """So many sequences' were asked together."""
         each = seconds / sequences
         self.seconds += SMOOTHING * (each - self.seconds) if self.seconds else each
-        self._of(num_running).paid *= (1 - SMOOTHING) ** sequences
+        self._of(num_running).used *= (1 - SMOOTHING) ** sequences
 
-    def paid(self, seconds: float, num_running: int) -> None:
-        """A draft saved so much."""
+    def returned(self, seconds: float, num_running: int) -> None:
+        """A draft that was used saved so much, or so little."""
         returns = self._of(num_running)
-        returns.paid = min(1.0, returns.paid + SMOOTHING)
-        returns.seconds += SMOOTHING * (seconds - returns.seconds) if returns.seconds else seconds
+        returns.used = min(1.0, returns.used + SMOOTHING)
+        mean = seconds if returns.seconds is None else returns.seconds
+        returns.seconds = mean + SMOOTHING * (seconds - mean)
 
     def new_rest(self, num_running: int) -> Rest:
         """Of a sequence that begins among so many: where asking costs more than it returns, with rests."""
         returns = self._of(num_running)
-        pays = not returns.seconds or returns.paid * returns.seconds >= self.seconds
+        pays = returns.seconds is None or returns.used * returns.seconds >= self.seconds
         return Rest(0 if pays else self.patience(num_running))
 
     def patience(self, num_running: int) -> int:
-        """Times that they are asked in vain before they rest: it costs as much as one draft that pays saves."""
-        return SOONEST + round(self._of(num_running).seconds / self.seconds) if self.seconds else SOONEST
+        """Times that they are asked in vain before they rest: it costs as much as a draft saves on average."""
+        saved = self._of(num_running).seconds or 0.0
+        return SOONEST + round(max(0.0, saved) / self.seconds) if self.seconds else SOONEST
 
     def longest_rest(self, pass_seconds: float, num_running: int) -> int:
         """Steps, beside passes of so many sequences."""
