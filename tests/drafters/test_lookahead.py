@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 import tiny
 import torch
-from drafters.own_layers import GREEDY, PROMPT, SEEDED, check_identity, mild, plain, tokens_of
+from drafters.against_plain import GREEDY, PROMPT, SEEDED, check_identity, mild, plain, tokens_of
 from engine.running import make_engine, run
 
 from paceline.core.proposal import Proposal

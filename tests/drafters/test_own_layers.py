@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tiny
 import torch
-from drafters.own_layers import (
+from drafters.against_plain import (
     GREEDY,
     PROMPT,
     PROMPTS,

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import pytest
 import tiny
 import torch
-from drafters.own_layers import GREEDY, PROMPT, plain
+from drafters.against_plain import GREEDY, PROMPT, plain
 from drafters.test_lookahead import looping
 from engine.running import make_engine, run
 
