@@ -101,7 +101,7 @@ def main() -> int:
     parser.add_argument("--most-blocks", type=int, default=36, help="of a cell, at most (default: %(default)s)")
     parser.add_argument("--width", type=float, default=0.03,
         help="from the point to the lower bound, wanted of a cell (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--waves", type=int, default=2, help="requests for each seat (default: %(default)s)")
+    parser.add_argument("--waves", type=int, default=1, help="requests for each seat (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--log", type=Path, help="default: bench/results/never_slower-MODEL[-DRAFT].jsonl")
     args = parser.parse_args()
