@@ -308,6 +308,28 @@ def test_where_asking_costs_more_than_it_returns_a_sequence_begins_with_rests() 
     assert asking.new_rest(16) == Rest()
 
 
+def test_what_was_chosen_stands_for_some_steps_and_no_longer(
+    target: Decoder, text: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For one request with lookups alone: most steps take no thought, and what turns wrong is given up all the same."""
+    machine, thought = Machine(lambda rows: 1.0 + 0.4 * rows), []
+    found = Scripted("found", text, lambda position: 1 if position <= 220 else 0, machine, score=1.0)
+    engine, policy = auto_engine(target, [found], ["found"], machine)
+    plan = AutoPolicy._plan
+    monkeypatch.setattr(
+        AutoPolicy, "_plan", lambda self, *rest: thought.append(len(found.drafted)) or plan(self, *rest)
+    )
+    machine.run(target, monkeypatch)
+    number = engine.add_request(PROMPT, LONG)
+    result = run(engine)
+    assert result.ids(number) == text[20:]
+    while_right = sum(position <= 220 for position in found.drafted)
+    assert sum(count <= while_right for count in thought) < 0.6 * while_right
+    use = policy.usage.of("found")
+    assert use.num_accepted_tokens > 80
+    assert use.num_drafts < while_right + 80  # 63 of 160: its rates are drawn towards all, which are its own here
+
+
 def test_looking_at_every_fourth_step_loses_no_time_and_no_token() -> None:
     """Once steps of a kind are known."""
     costs = CostTable(TargetCosts((1, 16), (1.0, 2.0)))
